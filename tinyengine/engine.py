@@ -1,0 +1,322 @@
+"""The loop: schedule, run the model, sample, commit. A stage is a row of `STAGES`; the loop is the same for all."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from operator import index
+
+import torch
+from tqdm.auto import tqdm
+
+from tinyengine.attention import KVCache
+from tinyengine.clock import WallClock
+from tinyengine.detokenizer import Detokenizer
+from tinyengine.qwen3 import Qwen3
+from tinyengine.request import Request, SamplingParams
+from tinyengine.sampler import sample
+from tinyengine.scheduler import Scheduler, Token
+from tinyengine.stages import STAGES
+from tinyengine.trace import Trace
+
+Prompt = str | Sequence[int]
+
+CPU_KV_BYTES = 256 * 2**20  # the arena's budget on a CPU, where "free memory" says little; pages count when first used
+CUDA_KV_SHARE = 0.8  # of the free device memory; the rest is for activations
+
+
+@dataclass
+class Output:
+    """What a request has produced so far. `pieces` is the text that each token made certain ("" while a character or a
+    possible stop string is incomplete); finish_reason is None while it runs, then "stop" (end of sequence, stop token
+    or stop string), "length" (max_tokens) or "abort"."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Without special tokens, and up to a stop string."""
+        return "".join(self.pieces)
+
+    def token(self, index: int) -> "StreamedToken":
+        is_last = index == len(self.token_ids) - 1
+        reason = self.finish_reason if is_last else None
+        return StreamedToken(self.request_id, self.token_ids[index], self.pieces[index], reason)
+
+
+@dataclass(frozen=True)
+class StreamedToken:
+    """One token of a stream, and the text that it made certain."""
+
+    request_id: str
+    token_id: int
+    text: str
+    finish_reason: str | None
+
+
+class Engine:
+    """Serves many requests with one model.
+
+    model: from load_model.
+    stage: a row of STAGES. scheduler: a scheduler instance to use in place of the stage's own, with its own memory.
+    max_num_seqs: batch slots. max_num_batched_tokens: the token budget, of the stages that have one.
+    num_slots: K/V slots of the arena; None estimates them from free device memory (CUDA) or CPU_KV_BYTES.
+    block_size: slots of a block, of the stages that have blocks.
+    clock: WallClock (seconds) or IterationClock. seed: of the seeds of requests that bring none.
+
+    `trace` records every iteration. Raises ValueError for an unknown stage or a number outside its limits.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3,
+        stage: str = "selective",
+        *,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 512,
+        num_slots: int | None = None,
+        block_size: int = 16,
+        enable_prefix_caching: bool = False,
+        scheduler: Scheduler | None = None,
+        clock: WallClock | None = None,
+        seed: int = 0,
+    ):
+        if stage not in STAGES:
+            raise ValueError(f"stage is {stage!r}, but the stages are {', '.join(STAGES)}")
+        if enable_prefix_caching:
+            raise ValueError(f"enable_prefix_caching is True, but stage {stage!r} has no prefix cache")
+        make_scheduler, make_memory, make_attention = STAGES[stage]
+        if scheduler is None:
+            memory = make_memory.for_arena(num_slots or estimate_num_slots(model), block_size)
+            scheduler = make_scheduler(memory, max_num_seqs, max_num_batched_tokens)
+        self.model = model
+        self.scheduler = scheduler
+        self.memory = scheduler.memory
+        cache = KVCache(model.config, self.memory.n_slots, model.device, model.dtype)
+        self.attention = make_attention(cache)
+        self.clock = clock or WallClock()
+        self.trace = Trace(stage, scheduler.max_num_seqs, self.memory.n_slots, self.memory.block_size)
+        self.outputs: dict[str, Output] = {}  # by request id, of add_request; pop what you have read
+        self._requests: dict[str, Request] = {}  # the unfinished ones
+        self._detokenizers: dict[str, Detokenizer] = {}  # theirs
+        self._future: list[tuple[float, int, Request]] = []  # a heap by arrival: not yet shown to the scheduler
+        self._numbers = itertools.count()
+        self._seeds = random.Random(seed)
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        arrival: float | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queues a prompt, text or token ids, and returns its request id.
+
+        arrival: seconds on the engine's clock, now if None; a later one waits outside the scheduler until then.
+        Raises ValueError, with nothing changed, for a prompt or parameter outside its limits.
+        """
+        params = params or SamplingParams()
+        request_id = f"r{next(self._numbers)}" if request_id is None else request_id
+        if request_id in self.trace.requests or request_id in self._requests:
+            raise ValueError(f"request_id {request_id!r} is taken: every request of an engine needs its own")
+        if params.temperature > 0 and params.seed is None:
+            params = replace(params, seed=self._seeds.getrandbits(63))
+        text = prompt if isinstance(prompt, str) else None
+        now = self.clock.now()
+        request = Request(
+            request_id,
+            self._encode(prompt, request_id),
+            params,
+            now if arrival is None else arrival,
+            priority,
+            self.model.eos_token_ids,
+        )
+        self._check(request)
+        self._requests[request_id] = request
+        self.outputs[request_id] = Output(request_id, text, list(request.prompt_token_ids))
+        if self.model.tokenizer is not None:
+            self._detokenizers[request_id] = Detokenizer(self.model.tokenizer, params.stop)
+        heapq.heappush(self._future, (request.arrival, next(self._numbers), request))
+        self._receive(now)
+        return request_id
+
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    @torch.inference_mode()
+    def step(self) -> list[StreamedToken]:
+        """One iteration, and the tokens it gave; [] where it gave none, or where it only waited for the next arrival."""
+        started = self.clock.now()
+        self._receive(started)
+        plan = self.scheduler.schedule()
+        if not plan:
+            return self._idle()
+        batch = self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
+        hidden = self.model(batch.tokens, batch.positions, self.attention(batch))
+        tokens = sample(self.model.logits(hidden[batch.last]), batch)
+        self.clock.iteration_done()
+        self.trace.record(
+            plan,
+            tokens,
+            self.memory.holdings(),
+            time=started,
+            duration=self.clock.now() - started,
+            waiting=tuple(request.request_id for request in self.scheduler.waiting),
+            padding=batch.padding,
+        )
+        return [self._deliver(token) for token in self.scheduler.commit(plan, tokens)]
+
+    def abort_request(self, request_id: str):
+        """Ends a request now, wherever it is; one that has ended already stays as it is.
+
+        Raises ValueError for a request id that this engine has never seen.
+        """
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            if request_id not in self.trace.requests:
+                raise ValueError(f"request_id {request_id!r} is unknown to this engine, so it cannot be aborted")
+            return
+        self._future = [entry for entry in self._future if entry[2] is not request]
+        heapq.heapify(self._future)
+        self.scheduler.abort(request)
+        self._detokenizers.pop(request_id, None)
+        self.outputs[request_id].finish_reason = "abort"
+        self.trace.event("abort", request_id)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[Output]:
+        """Runs all prompts to their end, beside whatever else the engine has to do; outputs in the order of the prompts.
+
+        params: one for all, or one for each. If anything raises, the requests made here are aborted.
+        """
+        outputs: list[Output] = []
+        with tqdm(total=len(_as_list(prompts)), desc="requests", disable=not use_tqdm) as bar:
+            for token in self._run(_as_list(prompts), params, outputs):
+                bar.update(token.finish_reason is not None)
+        return outputs
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[StreamedToken]:
+        """The tokens of one or more prompts as they come. Closed early, its requests are aborted and their memory is
+        free; several streams, and other requests, may run side by side."""
+        yield from self._run(_as_list(prompts), params, [])
+
+    def _run(self, prompts: list[Prompt], params, outputs: list[Output]) -> Iterator[StreamedToken]:
+        """Adds the prompts, fills `outputs`, and steps until they have all ended; on any way out nothing is left behind."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams | None) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"params has {len(each)} entries, but there are {len(prompts)} prompts: give one for each")
+        try:
+            for prompt, own in zip(prompts, each):
+                outputs.append(self.outputs[self.add_request(prompt, own)])
+            given = [0] * len(outputs)  # read from the outputs, not from step(): another stream may do the stepping
+            while True:
+                finished = all(output.finish_reason for output in outputs)
+                for number, output in enumerate(outputs):
+                    for place in range(given[number], len(output.token_ids)):
+                        yield output.token(place)
+                    given[number] = len(output.token_ids)
+                if finished:
+                    return
+                self.step()
+        finally:
+            for output in outputs:
+                self.abort_request(output.request_id)
+                self.outputs.pop(output.request_id, None)
+
+    def _receive(self, now: float):
+        """Shows the scheduler every request whose time has come, in order of arrival."""
+        while self._future and self._future[0][0] <= now:
+            request = heapq.heappop(self._future)[2]
+            self.scheduler.add(request)
+            output = self.outputs[request.request_id]
+            self.trace.arrive(request, output.prompt)
+            self.trace.pieces[request.request_id] = output.pieces
+
+    def _idle(self) -> list[StreamedToken]:
+        if self.scheduler.has_unfinished:
+            raise RuntimeError(
+                f"{type(self.scheduler).__name__}.schedule() planned nothing, with {len(self.scheduler.waiting)} requests "
+                f"waiting and {len(self.scheduler.running)} running: nothing could ever change that"
+            )
+        if self._future:
+            self.clock.wait_until(self._future[0][0])
+        return []
+
+    def _deliver(self, token: Token) -> StreamedToken:
+        """Turns a token into text, and ends its request where that text completes a stop string."""
+        request, reason = token.request, token.finish_reason
+        output = self.outputs[request.request_id]
+        output.token_ids.append(token.token_id)
+        output.pieces.append("")
+        if detokenizer := self._detokenizers.get(request.request_id):
+            output.pieces[-1] = detokenizer.push(token.token_id)
+            if detokenizer.stopped:
+                reason = "stop"
+                self.scheduler.finish(request, reason)
+            elif reason:
+                output.pieces[-1] += detokenizer.flush()
+        output.finish_reason = reason
+        if reason:
+            self._requests.pop(request.request_id)
+            self._detokenizers.pop(request.request_id, None)
+            self.trace.event("finish", request.request_id, reason)
+        return output.token(len(output.token_ids) - 1)
+
+    def _encode(self, prompt: Prompt, request_id: str) -> list[int]:
+        if not isinstance(prompt, str):
+            try:
+                return [index(token) for token in prompt]
+            except TypeError:
+                raise ValueError(
+                    f"the prompt of request {request_id!r} is {type(prompt).__name__}, but must be text or whole token ids"
+                ) from None
+        if self.model.tokenizer is None:
+            raise ValueError(f"the prompt of request {request_id!r} is text, but the model has no tokenizer: give token ids")
+        return self.model.tokenizer(prompt).input_ids
+
+    def _check(self, request: Request):
+        config, params = self.model.config, request.params
+        unknown = [token for token in request.prompt_token_ids if token >= config.vocab_size]
+        if unknown:
+            raise ValueError(
+                f"the prompt of request {request.request_id!r} holds token id {unknown[0]}, but the model's vocabulary ends "
+                f"at {config.vocab_size - 1}"
+            )
+        if request.max_slots > config.max_position_embeddings:
+            raise ValueError(
+                f"request {request.request_id!r} can reach position {request.max_slots} (prompt "
+                f"{request.num_prompt_tokens} + max_tokens {params.max_tokens}), but the model has "
+                f"{config.max_position_embeddings} positions: shorten it or lower max_tokens"
+            )
+        if params.stop and self.model.tokenizer is None:
+            raise ValueError(f"stop is {params.stop!r}, but the model has no tokenizer: use stop_token_ids")
+        self.scheduler.check_fits(request)
+
+
+def estimate_num_slots(model: Qwen3) -> int:
+    """K/V slots that fit: CUDA_KV_SHARE of the free device memory, or CPU_KV_BYTES on a CPU."""
+    config = model.config
+    per_slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+    budget = CPU_KV_BYTES
+    if model.device.type == "cuda":
+        budget = int(torch.cuda.mem_get_info(model.device)[0] * CUDA_KV_SHARE)
+    return max(1, budget // per_slot)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, text or token ids, is a list of one."""
+    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if is_one else list(prompts)

@@ -1,0 +1,94 @@
+"""From logits to tokens, each request by its own parameters, all in one batch.
+
+Randomness has no state: the noise of a token is a hash of (seed, position, token id). So a request with a seed gets
+the same tokens alone, in any batch, in any row, and after a preemption.
+"""
+
+import torch
+
+from tinyengine.batch import Batch
+from tinyengine.request import Request
+
+
+def sample(logits: torch.Tensor, batch: Batch) -> list[int | None]:
+    """logits [len(batch.due), vocab] -> one token per request of the plan, None for those that get none."""
+    return batch.per_plan(choose(logits, batch.due_requests).tolist())
+
+
+def choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """logits [n, vocab] of n requests -> their next tokens [n], long."""
+    if any(request.params.repetition_penalty != 1.0 for request in requests):
+        logits = penalise(logits, requests)
+    drawn = [row for row, request in enumerate(requests) if request.params.temperature > 0]
+    tokens = logits.argmax(-1)
+    if drawn:
+        tokens[drawn] = _draw(logits[drawn].float(), [requests[row] for row in drawn])
+    return tokens
+
+
+def penalise(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """Divides the positive logits of tokens that a request has already seen by its penalty, and multiplies the negative
+    ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers)."""
+    logits = logits.clone()
+    for row, request in enumerate(requests):
+        penalty = request.params.repetition_penalty
+        if penalty != 1.0:
+            seen = torch.tensor(sorted(set(request.tokens)), device=logits.device)
+            scores = logits[row, seen]
+            logits[row, seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
+    return logits
+
+
+def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """Samples from softmax(logits / temperature), cut to top_k and top_p: [n, vocab] -> [n]."""
+
+    def column(values, dtype=torch.float32):
+        return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]  # [n, 1]
+
+    # The best logit becomes 0 first: divided by a very small temperature it must not become infinite.
+    logits = (logits - logits.amax(-1, keepdim=True)) / column([request.params.temperature for request in requests])
+    if any(request.params.top_k > 0 or request.params.top_p < 1.0 for request in requests):
+        vocab = logits.shape[-1]
+        top_k = [min(request.params.top_k, vocab) if request.params.top_k > 0 else vocab for request in requests]
+        logits = cut(logits, column(top_k, torch.long), column([request.params.top_p for request in requests]))
+    seeds = column([request.params.seed for request in requests], torch.long)
+    positions = column([len(request.tokens) for request in requests], torch.long)
+    # The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the
+    # vocabulary and no generator that batch neighbours would share.
+    return (logits + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(-1)
+
+
+def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Keeps the top_k [n, 1] likeliest tokens and of those the smallest set that reaches probability top_p [n, 1].
+
+    The token that crosses top_p is kept: without it the set would not reach it, and a top_p below the first token's
+    probability would leave nothing. Source: nucleus sampling, arXiv 1904.09751.
+    """
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)  # stable: of equals the lower id comes first
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
+    probability = ordered.softmax(-1)
+    before = probability.cumsum(-1) - probability  # what the likelier tokens reach without this one
+    # rank 0 always stays: rounding may put `before` at 1e-8 where top_p is smaller still
+    ordered = ordered.masked_fill((before >= top_p) & (rank > 0), -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, index, ordered)
+
+
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Standard Gumbel noise for token ids 0 .. vocab - 1: seeds [n, 1], positions [n, 1] -> float32 [n, vocab].
+
+    A function of (seed, position, token id) and of nothing else.
+    """
+    low, high = seeds & 0xFFFFFFFF, seeds >> 32
+    state = _mix(_mix(_mix(low) ^ high) ^ positions)  # [n, 1]
+    bits = _mix(state ^ _mix(torch.arange(vocab, device=seeds.device)))  # [n, vocab]
+    uniform = ((bits >> 8).double() + 0.5) / 2**24  # strictly between 0 and 1
+    return (-(-uniform.log()).log()).float()
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The 32-bit finaliser of MurmurHash3, on int64 tensors: each input bit flips each output bit half of the time."""
+    x = (x + 0x9E3779B9) & 0xFFFFFFFF  # or 0 would stay 0
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
