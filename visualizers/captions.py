@@ -1,0 +1,75 @@
+"""One sentence per iteration, in the course's own words. Pure Python."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from tinyengine.trace import Event, Iteration, Trace
+
+LONGEST_LABEL = 24  # characters; the tooltip of the widget shows the whole id
+NAMED = 3  # requests named in one part of a sentence; the rest are counted
+
+
+def label(request_id: str) -> str:
+    """How pictures name a request: its id, printable and not too long; a bare number becomes "req 3"."""
+    text = "".join(char if char.isprintable() else " " for char in request_id).strip() or "(no name)"
+    if text.isascii() and text.isdigit():
+        text = f"req {text}"
+    return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
+
+
+def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]]) -> list[str]:
+    """entered: per iteration, {request id: (batch slot, who had it before)}."""
+    events = defaultdict(list)
+    for event in trace.events:
+        events[event.iteration, event.kind].append(event)
+    return [
+        f"iteration {number}: " + _sentence(trace, number, iteration, entered[number], events)
+        for number, iteration in enumerate(trace.iterations)
+    ]
+
+
+def _sentence(trace: Trace, number: int, iteration: Iteration, entered: dict, events: dict) -> str:
+    """In the order in which it happened: who left and came before the forward pass, what ran, who ended with it."""
+    parts = [
+        _list(f"{label(event.request_id)} preempted" for event in events[number, "preempt"]),
+        _list(_entry(request_id, *place) for request_id, place in entered.items()),
+        _work(trace, iteration),
+        _list(_ending(event) for event in events[number, "finish"]),
+        _list(f"{label(event.request_id)} aborted" for event in events[number, "abort"]),
+        f"{iteration.padding} padding {_plural('row', iteration.padding)}" if iteration.padding else "",
+        f"{len(iteration.waiting)} waiting" if iteration.waiting else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _list(phrases: Iterable[str]) -> str:
+    phrases = list(phrases)
+    more = len(phrases) - NAMED
+    return ", ".join(phrases[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _entry(request_id: str, row: int, before: str | None) -> str:
+    whose = f", {label(before)}'s before" if before not in (None, request_id) else ""
+    return f"{label(request_id)} admitted into batch slot {row}{whose}"
+
+
+def _ending(event: Event) -> str:
+    return f"{label(event.request_id)} finished" + (f" ({event.detail})" if event.detail else "")
+
+
+def _work(trace: Trace, iteration: Iteration) -> str:
+    """"1 prefill (12 tokens), 3 decodes"."""
+    spans, tokens = Counter(), Counter()
+    for span in iteration.spans:
+        phase = trace.phase(span)
+        spans[phase] += 1
+        tokens[phase] += span.n_tokens
+    parts = []
+    for phase, count in spans.items():
+        size = "" if phase == "decode" else f" ({tokens[phase]} {_plural('token', tokens[phase])})"
+        parts.append(f"{count} {_plural(phase, count)}{size}")
+    return ", ".join(sorted(parts, reverse=True)) or "nothing ran"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
