@@ -5,6 +5,7 @@ Source: the Qwen3 technical report (arXiv 2505.09388); names and weights as in t
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +90,7 @@ class Qwen3(nn.Module):
     """forward: tokens [R] and positions [R], long, and an attend -> hidden states [R, hidden].
     logits: hidden [n, hidden] -> [n, vocab].
 
-    `tokenizer` and `eos_token_ids` come with the weights (tinyengine.model.load); a bare model has none.
+    `tokenizer`, `eos_token_ids` and `folder` come with the weights (tinyengine.model.load); a bare model has none.
     """
 
     def __init__(self, config: Config):
@@ -97,6 +98,7 @@ class Qwen3(nn.Module):
         self.config = config
         self.tokenizer = None
         self.eos_token_ids: tuple[int, ...] = ()
+        self.folder: Path | None = None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)

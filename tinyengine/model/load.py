@@ -42,6 +42,7 @@ def load_model(name: str | Path = "tiny", device: str | None = None, dtype: torc
     model.requires_grad_(False)
     model.eos_token_ids = _eos_token_ids(folder, raw)
     model.tokenizer = _tokenizer(folder)
+    model.folder = folder
     return model
 
 

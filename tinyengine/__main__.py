@@ -1,0 +1,5 @@
+import sys
+
+from tinyengine.cli import main
+
+sys.exit(main())

@@ -1,0 +1,78 @@
+"""The command line: `tinyengine demo`, `tinyengine generate`, and the commands of the course."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from tinyengine.workload import WORKLOADS
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0 fine, 1 the answer is no, 2 it was asked wrongly."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except (ValueError, FileNotFoundError) as error:
+        print(f"tinyengine: {error}", file=sys.stderr)
+        return 2
+
+
+def build_parser() -> argparse.ArgumentParser:
+    from tinyengine.course import cli as course
+
+    parser = argparse.ArgumentParser(prog="tinyengine", description="A small LLM serving engine, and its course.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    demo = commands.add_parser("demo", help="replay one workload through every stage and print the scoreboard")
+    demo.add_argument("--workload", default="course", help=f"one of {', '.join(WORKLOADS)} (default: course)")
+    demo.add_argument("--stages", help="names with commas between them (default: all)")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--model", default="tiny", help='"tiny", a folder, or a hub name')
+    demo.add_argument("--json", type=Path, metavar="PATH", help="write the scoreboard there")
+    demo.add_argument("--html", type=Path, metavar="PATH", help="write the timeline there, as one page")
+    demo.set_defaults(run=_demo)
+
+    generate = commands.add_parser("generate", help="answer one prompt, token by token")
+    generate.add_argument("prompt")
+    generate.add_argument("--model", default="tiny", help='"tiny", a folder, or a hub name')
+    generate.add_argument("--max-tokens", type=int, default=256)
+    generate.add_argument("--temperature", type=float, default=0.0)
+    generate.add_argument("--top-p", type=float, default=1.0)
+    generate.add_argument("--seed", type=int)
+    generate.add_argument("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
+    generate.set_defaults(run=_generate)
+
+    course.register(commands)
+    return parser
+
+
+def _demo(args) -> int:
+    from tinyengine import demo
+
+    board = demo.run(args.workload, args.stages.split(",") if args.stages else None, args.seed, args.model)
+    demo.show(board)
+    if args.json:
+        args.json.write_text(json.dumps(board.to_json(), indent=2) + "\n", encoding="utf-8")
+    if args.html:
+        board.write_html(args.html)
+        print(f"timeline: {args.html}")
+    return 0 if board.all_exact else 1
+
+
+def _generate(args) -> int:
+    from tinyengine import Engine, SamplingParams, load_model
+
+    params = SamplingParams(
+        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=args.seed
+    )
+    model = load_model(args.model)
+    prompt = args.prompt
+    if not args.raw:
+        messages = [{"role": "user", "content": prompt}]
+        prompt = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    for token in Engine(model).stream(prompt, params):
+        print(token.text, end="", flush=True)
+    print()
+    return 0

@@ -1,0 +1,133 @@
+"""What a trace says in numbers. Times are in the unit of the engine's clock: seconds, or iterations."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from tinyengine.trace import Trace
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of a list of times; all None where the list is empty."""
+
+    mean: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Percentiles":
+        if not values:
+            return cls(None, None, None, None)
+        return cls(fmean(values), *(percentile(values, share) for share in (0.50, 0.95, 0.99)))
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """A run in numbers.
+
+    ttft: arrival to first token. tbt: the gaps between two tokens of a request, all requests' gaps in one list, so that
+        one long stall shows in p99 (a mean per request would hide it). tpot: mean gap of each request. e2e: arrival to
+        last token, of requests that were not aborted.
+    tokens_per_s: output tokens by the time from the first arrival to the last token.
+    slot_occupancy: busy batch slots / batch slots, over all iterations. idle_slot_steps: the others, counted.
+    padded_rows, padding_share: rows computed for nothing, and their share of all rows.
+    kv_reserved, kv_used: mean share of the arena that requests hold, and that has K/V in it.
+    kv_waste: 1 - used / reserved. kv_fragmented: mean share of the arena that is free, but outside the largest hole.
+    """
+
+    iterations: int
+    output_tokens: int
+    ttft: Percentiles
+    tbt: Percentiles
+    tpot: Percentiles
+    e2e: Percentiles
+    tokens_per_s: float | None
+    slot_occupancy: float
+    idle_slot_steps: int
+    padded_rows: int
+    padding_share: float
+    kv_reserved: float
+    kv_used: float
+    kv_waste: float
+    kv_fragmented: float
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Linear between the two nearest ranks, as numpy's default."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def token_times(trace: Trace) -> dict[str, list[float]]:
+    """When each token of each request came, by request id: at the end of its iteration."""
+    times: dict[str, list[float]] = {request_id: [] for request_id in trace.requests}
+    for iteration in trace.iterations:
+        for span in iteration.spans:
+            if span.token is not None:
+                times[span.request_id].append(iteration.end)
+    return times
+
+
+def measure(trace: Trace) -> Metrics:
+    """All numbers of a trace; one without iterations has no times and zeros for the rest."""
+    times = token_times(trace)
+    arrival = {request_id: record.arrival for request_id, record in trace.requests.items()}
+    gaps = {request_id: [later - sooner for sooner, later in pairwise(moments)] for request_id, moments in times.items()}
+    aborted = {event.request_id for event in trace.events if event.kind == "abort"}
+    begun = {request_id: moments for request_id, moments in times.items() if moments}
+
+    output_tokens = sum(map(len, times.values()))
+    elapsed = max((moments[-1] for moments in begun.values()), default=0.0) - min(arrival.values(), default=0.0)
+    slot_steps = trace.max_num_seqs * len(trace.iterations)
+    busy = sum(len(iteration.spans) for iteration in trace.iterations)
+    padded = sum(iteration.padding for iteration in trace.iterations)
+    rows = padded + sum(iteration.num_tokens for iteration in trace.iterations)
+    reserved, used, fragmented = (sum(column) for column in _memory_columns(trace))
+    slots = trace.num_slots * len(trace.iterations)
+    return Metrics(
+        iterations=len(trace.iterations),
+        output_tokens=output_tokens,
+        ttft=Percentiles.of([moments[0] - arrival[request_id] for request_id, moments in begun.items()]),
+        tbt=Percentiles.of([gap for own in gaps.values() for gap in own]),
+        tpot=Percentiles.of([fmean(own) for own in gaps.values() if own]),
+        e2e=Percentiles.of([moments[-1] - arrival[key] for key, moments in begun.items() if key not in aborted]),
+        tokens_per_s=output_tokens / elapsed if elapsed > 0 else None,
+        slot_occupancy=_share(busy, slot_steps),
+        idle_slot_steps=slot_steps - busy,
+        padded_rows=padded,
+        padding_share=_share(padded, rows),
+        kv_reserved=_share(reserved, slots),
+        kv_used=_share(used, slots),
+        kv_waste=_share(reserved - used, reserved),
+        kv_fragmented=_share(fragmented, slots),
+    )
+
+
+def fragmented_slots(ranges: list[tuple[int, int]], num_slots: int) -> int:
+    """Free slots outside the largest hole, for held ranges [first, end): no one request could have them."""
+    holes, end = [], 0
+    for first, past in sorted(ranges):
+        holes.append(first - end)
+        end = past
+    holes.append(num_slots - end)
+    return sum(holes) - max(holes)
+
+
+def _memory_columns(trace: Trace):
+    """Reserved, used and fragmented slots of each iteration, as three columns."""
+    rows = [(0, 0, 0)]
+    for iteration in trace.iterations:
+        held = iteration.memory.values()
+        ranges = [part for holding in held for part in holding.ranges]
+        reserved, used = sum(holding.reserved for holding in held), sum(holding.used for holding in held)
+        rows.append((reserved, used, fragmented_slots(ranges, trace.num_slots)))
+    return zip(*rows)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
