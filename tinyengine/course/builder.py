@@ -1,0 +1,255 @@
+"""solutions/NN_name.ipynb -> exercises/NN_name.ipynb, and exercises/manifest.json from which the grader restores checks.
+
+In a solution notebook
+  - a code cell with `### BEGIN SOLUTION what to do` ... `### END SOLUTION` is an answer cell; it belongs to the next
+    check cell (or to the exercise that its metadata names: {"exercise": {"id": "2.1"}});
+  - a code cell with the tag `check` holds one `with check("2.1", points=3) as c:` and imports `check` itself; its
+    metadata may say {"exercise": {"title": ..., "minutes": ..., "timeout": seconds}};
+  - a code cell with the tag `setup` is locked and restored like a check;
+  - a cell with the tag `solution` is left out of the exercises.
+"""
+
+import ast
+import hashlib
+import json
+import re
+from copy import deepcopy
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from tinyengine.course.notebooks import (CourseError, KERNELSPEC, execute, name_cells, read, short, tags, text_of, tidy,
+                                         untidy, write)
+
+BEGIN = re.compile(r"^(\s*)### BEGIN SOLUTION\b[\s:]*(.*?)\s*$")
+END = re.compile(r"^\s*### END SOLUTION\b")
+MARKER = re.compile(r"### (BEGIN|END) SOLUTION")
+IMPORT = re.compile(r"^from tinyengine\.course(\.checks)? import .*\bcheck\b", re.MULTILINE)
+DEFAULT_TIMEOUT = 60  # seconds a cell may take while it is graded
+
+
+def build(root: Path) -> list[Path]:
+    """Write what has changed under exercises/; returns the files written."""
+    written = []
+    for path, text in products(root).items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write(path, text)
+            written.append(path)
+    return written
+
+
+def stale(root: Path) -> list[str]:
+    """One sentence per file under exercises/ that the solutions no longer give, and per notebook stored unclean."""
+    sentences = []
+    wanted = products(root)
+    for path, text in wanted.items():
+        if not path.is_file():
+            sentences.append(f"{short(path, root)} is missing: run `tinyengine build`.")
+        elif path.read_text(encoding="utf-8") != text:
+            sentences.append(f"{short(path, root)} is not what its solution gives: edit solutions/ and run "
+                             "`tinyengine build`.")
+    for path in sorted((root / "exercises").glob("*.ipynb")):
+        if path not in wanted:
+            sentences.append(f"{short(path, root)} has no solution notebook: delete it or add the solution.")
+    for path in authored(root):
+        reason = untidy(read(path))
+        if reason:
+            sentences.append(f"{short(path, root)} {reason}: run `tinyengine build --run {path.stem[:2]}`.")
+    return sentences
+
+
+def authored(root: Path, number: str = "") -> list[Path]:
+    """The notebooks that people write: lessons, then solutions; only those of one number if it is given."""
+    prefix = f"{int(number):02d}" if number.isdigit() else number
+    return [path for folder in ("lessons", "solutions") for path in sorted((root / folder).glob(f"{prefix}*.ipynb"))]
+
+
+def run_authored(root: Path, number: str = ""):
+    """Run lessons and solutions and store clean outputs; yields (path, what went wrong or nothing)."""
+    paths = authored(root, number)
+    if not paths:
+        raise CourseError(f"There is no lesson or solution {number or 'at all'} under {root}: check the number.")
+    for path in paths:
+        nb = read(path)
+        try:
+            names = cell_names(nb, parse(nb, path.stem)) if path.parent.name == "solutions" else None
+            execute(nb, path.parent)
+        except CourseError as error:
+            yield path, str(error)
+            continue
+        name_cells(nb, names)
+        tidy(nb)
+        write(path, text_of(nb))
+        yield path, ""
+
+
+def products(root: Path) -> dict[Path, str]:
+    """Every file of exercises/ with the text that it must have."""
+    files, manifest = {}, {}
+    for path in sorted((root / "solutions").glob("*.ipynb")):
+        try:
+            exercise_nb, manifest[path.stem] = derive(read(path), path.stem)
+        except CourseError as error:
+            raise CourseError(f"{short(path, root)}: {error}") from None
+        files[root / "exercises" / path.name] = text_of(exercise_nb)
+    text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    files[root / "exercises" / "manifest.json"] = text
+    return files
+
+
+def derive(solution, stem: str):
+    """A solution notebook's exercise notebook and its manifest entry."""
+    nb = deepcopy(solution)
+    nb.cells = [cell for cell in nb.cells if "solution" not in tags(cell)]
+    exercises = parse(nb, stem)
+    by_id = {exercise["id"]: exercise for exercise in exercises}
+    name_cells(nb, cell_names(nb, exercises))
+    for cell in nb.cells:
+        attached = cell.get("attachments")
+        kind = "check" if "check" in tags(cell) else "setup" if "setup" in tags(cell) else ""
+        meta = NotebookNode({"tags": [kind]}) if kind else NotebookNode()
+        if "jupyter" in cell.metadata:  # a folded input or output stays folded
+            meta["jupyter"] = cell.metadata["jupyter"]
+        if kind:  # JupyterLab refuses to edit, cut or delete such a cell
+            meta.update({"editable": False, "deletable": False})
+        cell.metadata = meta
+        if attached:
+            cell["attachments"] = attached
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    for exercise in exercises:
+        exercise["answers"] = [answer_cell(nb.cells[index], exercise) for index in exercise.pop("answer_cells")]
+        check = nb.cells[exercise.pop("check_cell")]
+        exercise["check"] = {"cell": check.id, "source": check.source}
+        check.metadata["exercise"] = {"id": exercise["id"], "points": exercise["points"], "role": "check",
+                                      "source_sha": sha(check.source)}
+        exercise["lines"] = sum(answer.pop("lines") for answer in exercise["answers"])
+    setup = [{"cell": cell.id, "source": cell.source} for cell in nb.cells if "setup" in tags(cell)]
+    nb.metadata = NotebookNode({"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"},
+                                "tinyengine": {"exercises": stem}})
+    entry = {"title": title_of(nb, stem), "cells": [cell.id for cell in nb.cells], "setup": setup,
+             "exercises": list(by_id.values())}
+    return nb, entry
+
+
+def answer_cell(cell, exercise) -> dict:
+    """Turn a solved cell into its stub, in place; returns what the manifest says about it."""
+    cell.source, lines = stub(cell.source, exercise["id"])
+    if not cell.source.lstrip().startswith(("%", "!")):
+        try:
+            ast.parse(cell.source)
+        except SyntaxError as error:
+            raise CourseError(f"the stub of {exercise['id']} is not Python ({error.msg}, line {error.lineno}): move the "
+                              "SOLUTION markers so that a `raise` may stand in their place.") from None
+    cell.metadata["exercise"] = {"id": exercise["id"], "role": "answer"}
+    return {"cell": cell.id, "stub": cell.source, "lines": lines}
+
+
+def stub(source: str, exercise: str) -> tuple[str, int]:
+    """The source with each solution region replaced by one `raise`, and how many lines of code the regions held."""
+    out, total, region, begin = [], 0, None, None
+    for line in source.splitlines():
+        if begin is None and BEGIN.match(line):
+            begin, region = BEGIN.match(line), []
+        elif begin is not None and END.match(line):
+            count = sum(1 for code in region if code.strip() and not code.strip().startswith("#"))
+            indent, todo = begin[1], begin[2] or "your code here"
+            out.append(f"{indent}# Your code here: about {count} line{'s' * (count != 1)}.")
+            out.append(f"{indent}raise NotImplementedError({json.dumps(f'{exercise}: {todo}', ensure_ascii=False)})")
+            total, begin = total + count, None
+        elif MARKER.search(line):
+            raise CourseError(f"exercise {exercise} has the line {line.strip()!r} out of turn: each BEGIN SOLUTION needs "
+                              "its own END SOLUTION, each on a line of its own.")
+        elif begin is not None:
+            region.append(line)
+        else:
+            out.append(line)
+    if begin is not None:
+        raise CourseError(f"exercise {exercise} has a BEGIN SOLUTION without END SOLUTION: add the end marker.")
+    return "\n".join(out), total
+
+
+def parse(nb, stem: str) -> list[dict]:
+    """The exercises of a notebook: ids and points from the check cells, and which cells answer them."""
+    exercises, waiting, named = [], [], {}
+    for index, cell in enumerate(nb.cells):
+        if cell.cell_type == "code" and "check" in tags(cell):
+            exercise = read_check(cell, stem)
+            if any(exercise["id"] == other["id"] for other in exercises):
+                raise CourseError(f"exercise {exercise['id']} has two check cells: give the second one its own id.")
+            exercises.append({**exercise, "check_cell": index, "answer_cells": waiting})
+            waiting = []
+        elif MARKER.search(cell.source):
+            if cell.cell_type != "code":
+                raise CourseError(f"cell {index} has a SOLUTION marker and is no code cell: use the tag `solution`.")
+            owner = cell.metadata.get("exercise", {}).get("id")
+            named.setdefault(owner, []).append(index) if owner else waiting.append(index)
+    if waiting:
+        raise CourseError(f"cell {waiting[0]} has a solution and no check cell follows: tag its check cell `check`.")
+    for owner, cells in named.items():
+        for exercise in exercises:
+            if exercise["id"] == owner:
+                exercise["answer_cells"] = sorted(exercise["answer_cells"] + cells)
+                break
+        else:
+            raise CourseError(f"cell {cells[0]} answers exercise {owner}, which has no check cell: correct the id.")
+    for exercise in exercises:
+        if not exercise["answer_cells"]:
+            raise CourseError(f"exercise {exercise['id']} has a check and no answer cell: put ### BEGIN SOLUTION and "
+                              "### END SOLUTION around its answer.")
+    return exercises
+
+
+def read_check(cell, stem: str) -> dict:
+    """An exercise's id and points from the call `check("2.1", points=3)` itself: no fact is written twice."""
+    calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)
+             and isinstance(node.func, ast.Name) and node.func.id == "check"]
+    try:
+        (call,) = calls
+        points = {keyword.arg: keyword.value for keyword in call.keywords}.get("points") or call.args[1]
+        exercise = {"id": ast.literal_eval(call.args[0]), "points": ast.literal_eval(points)}
+    except (ValueError, IndexError):
+        raise CourseError(f"the check cell that begins {cell.source[:40]!r} needs one call like "
+                          "check(\"2.1\", points=3) with plain values.") from None
+    chapter = stem.split("_")[0].lstrip("0") or "0"
+    if not re.fullmatch(rf"{re.escape(chapter)}\.\w+", str(exercise["id"])):
+        raise CourseError(f"exercise id {exercise['id']!r} does not belong to {stem}: use {chapter}.1, {chapter}.2, ...")
+    if not isinstance(exercise["points"], int) or exercise["points"] < 1:
+        raise CourseError(f"exercise {exercise['id']} has {exercise['points']!r} points: give it 1 or more.")
+    if not IMPORT.search(cell.source):
+        raise CourseError(f"the check cell of {exercise['id']} relies on an import elsewhere: begin it with "
+                          "`from tinyengine.course import check`.")
+    meta = cell.metadata.get("exercise", {})
+    for key in ("id", "points"):
+        if key in meta and meta[key] != exercise[key]:
+            raise CourseError(f"exercise {exercise['id']} has {key} {meta[key]!r} in its metadata and {exercise[key]!r} "
+                              "in its check: leave it out of the metadata.")
+    return {**exercise, "title": meta.get("title", ""), "minutes": meta.get("minutes"),
+            "timeout": meta.get("timeout", DEFAULT_TIMEOUT)}
+
+
+def cell_names(nb, exercises) -> dict[int, str]:
+    """Ids that survive a rewrite of the text around them: check-2-1, answer-2-1, answer-2-1b, setup-1."""
+    names = {}
+    for exercise in exercises:
+        mark = exercise["id"].replace(".", "-")
+        names[exercise["check_cell"]] = f"check-{mark}"
+        for nth, index in enumerate(exercise["answer_cells"]):
+            names[index] = f"answer-{mark}" + ("" if nth == 0 else chr(ord("a") + nth))
+    setups = [index for index, cell in enumerate(nb.cells) if "setup" in tags(cell)]
+    names.update({index: f"setup-{nth}" for nth, index in enumerate(setups, 1)})
+    return names
+
+
+def title_of(nb, stem: str) -> str:
+    """The first heading, else the file's name."""
+    for cell in nb.cells:
+        found = re.search(r"^# +(.+)$", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else None
+        if found:
+            return found[1].strip()
+    return stem
+
+
+def sha(source: str) -> str:
+    """Tells a check that the learner edited from one that only the course has since replaced."""
+    return hashlib.sha256(source.encode()).hexdigest()[:16]

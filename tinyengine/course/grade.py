@@ -1,0 +1,258 @@
+"""`tinyengine grade`: a notebook in, a scorecard out. The learner's file is read and never written.
+
+A scorecard is {"notebook", "points", "max_points", "messages", "exercises": [...]}; an exercise is {"id", "title",
+"status", "points", "max_points", "messages", "check"}.
+
+status
+  passed          every line of the check holds
+  partial         some points
+  failed          the check ran, no points
+  error           the code raised an exception, no points
+  not attempted   the answer still is the stub, or the check met this exercise's own NotImplementedError
+  timeout         the answer or its check ran into the time limit
+  kernel died     the answer or its check ended the Python process
+  answer deleted  the answer cell is gone, empty or no code cell any more (and its work is nowhere else either)
+check
+  intact | edited | deleted | older (the course has a newer one); whatever it says, the course's own check was run
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from copy import deepcopy
+from pathlib import Path
+
+import nbformat
+
+from tinyengine.course.builder import DEFAULT_TIMEOUT, sha
+from tinyengine.course.checks import UNWRITTEN
+from tinyengine.course.notebooks import CourseError, environment, read, short, text_of
+
+
+def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
+    """Grade one notebook against the manifest of the course in `root`; `timeout` replaces every cell's own limit."""
+    path = Path(path).resolve()
+    nb = read(path)
+    for index, cell in enumerate(nb.cells):
+        cell.setdefault("id", f"cell-{index}")  # a notebook saved by an old editor has no ids
+    entry = entry_for(nb, path, root)
+    graded, checks = graded_copy(nb, entry)
+    outcomes = run(graded, entry, path.parent, timeout)
+    exercises = [judge(exercise, nb, outcomes, checks[exercise["id"]]) for exercise in entry["exercises"]]
+    return {"notebook": short(path, root), "points": sum(e["points"] for e in exercises),
+            "max_points": sum(e["max_points"] for e in exercises),
+            "messages": elsewhere(graded, entry, outcomes), "exercises": exercises}
+
+
+def manifest(root: Path) -> dict:
+    path = root / "exercises" / "manifest.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CourseError(f"{path} is missing: run `tinyengine build` once.") from None
+    except ValueError as error:
+        raise CourseError(f"{path} is not JSON ({error}): run `tinyengine build`.") from None
+
+
+def entry_for(nb, path: Path, root: Path) -> dict:
+    """The manifest entry of a notebook: by the name that the builder stored in it, else by its file name."""
+    entries = manifest(root)
+    stem = nb.metadata.get("tinyengine", {}).get("exercises") or path.stem
+    named = [name for name in entries if stem == name or stem.startswith(f"{name}-")]
+    if not named:
+        raise CourseError(f"{path.name} is no exercise notebook of this course (there are: "
+                          f"{', '.join(sorted(entries)) or 'none'}): give a number or a copy made by `tinyengine start`.")
+    return entries[named[0]]
+
+
+def graded_copy(nb, entry) -> tuple:
+    """A copy to run: every check and setup cell is the course's own, outputs and tags are gone.
+
+    Returns it with the state of each exercise's check cell in the learner's file.
+    """
+    graded = deepcopy(nb)
+    for cell in graded.cells:
+        cell.metadata.pop("tags", None)
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    for setup in entry["setup"]:
+        restore(graded, setup, entry)
+    checks = {exercise["id"]: restore(graded, exercise["check"], entry) for exercise in entry["exercises"]}
+    for exercise in entry["exercises"]:
+        after_its_answer(graded, exercise)
+    seen = set()
+    for index, cell in enumerate(graded.cells):  # a copied cell keeps its id; outcomes need one cell per id
+        if cell["id"] in seen:
+            cell["id"] = f"{cell['id'][:50]}-copy-{index}"
+        seen.add(cell["id"])
+    return graded, checks
+
+
+def restore(graded, canonical, entry) -> str:
+    """Put the course's own cell where the learner's file has it, or where it was; says what was found there."""
+    cell_id, source = canonical["cell"], canonical["source"]
+    for cell in graded.cells:
+        if cell["id"] == cell_id:
+            untouched = cell.metadata.get("exercise", {}).get("source_sha") == sha(cell.source)
+            same = cell.cell_type == "code" and cell.source == source
+            cell.update(nbformat.v4.new_code_cell(source, id=cell_id))
+            return "intact" if same else "older" if untouched else "edited"
+    order = entry["cells"]
+    later = set(order[order.index(cell_id) + 1:])
+    spot = next((i for i, cell in enumerate(graded.cells) if cell["id"] in later), len(graded.cells))
+    graded.cells.insert(spot, nbformat.v4.new_code_cell(source, id=cell_id))
+    return "deleted"
+
+
+def after_its_answer(graded, exercise) -> None:
+    """A check that stands before its answer (the learner moved a cell) goes right after it."""
+    ids = [cell["id"] for cell in graded.cells]
+    check = ids.index(exercise["check"]["cell"])
+    last = max((ids.index(a["cell"]) for a in exercise["answers"] if a["cell"] in ids), default=-1)
+    if last > check:
+        graded.cells.insert(last, graded.cells.pop(check))
+
+
+def run(graded, entry, folder: Path, timeout: float | None) -> dict:
+    """Run the copy under nbval and our plugin in a process of its own; returns what happened in each cell."""
+    with tempfile.TemporaryDirectory(prefix="tinyengine-grade-") as temp:
+        temp = Path(temp)
+        timeouts = {cell["cell"]: timeout or exercise["timeout"] for exercise in entry["exercises"]
+                    for cell in (exercise["check"], *exercise["answers"])}
+        job = {"cwd": str(folder), "results": str(temp / "results.json"), "timeouts": timeouts,
+               "timeout": timeout or DEFAULT_TIMEOUT,
+               "checks": [exercise["check"]["cell"] for exercise in entry["exercises"]]}
+        (temp / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        (temp / "graded.ipynb").write_text(text_of(graded), encoding="utf-8")
+        (temp / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # no settings of the checkout or the learner
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "--rootdir", ".", "--color", "no",
+                   "-p", "no:cacheprovider", "-p", "nbval.plugin", "--nbval-lax", "--nbval-current-env",
+                   "-p", "tinyengine.course.plugin", "--tinyengine-job", "job.json", "graded.ipynb"]
+        env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        env.pop("PYTEST_ADDOPTS", None)
+        done = subprocess.run(command, cwd=temp, env=env, capture_output=True, text=True, errors="replace")
+        try:
+            outcomes = json.loads((temp / "results.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            outcomes = {}
+        if not outcomes:  # there always is a check cell, so something must have run
+            tail = " / ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
+            raise CourseError(f"The grader itself failed (pytest exit code {done.returncode}: {tail[-500:]}): check that "
+                              "`pip install -e .` has been run in this environment.")
+        return outcomes
+
+
+def judge(exercise, nb, outcomes, check_state) -> dict:
+    """An exercise's status, points and messages from what happened in its cells."""
+    answers = [answer_state(answer, exercise["id"], nb, outcomes) for answer in exercise["answers"]]
+    outcome = outcomes.get(exercise["check"]["cell"], {"state": "error", "reports": []})
+    report = next((r for r in outcome["reports"] if r.get("exercise") == exercise["id"]), None)
+    lines = report["lines"] if report and len(outcome["reports"]) == 1 else []
+    points = min(sum(line["points"] for line in lines), exercise["points"])
+    messages = [line["message"] for line in lines if line["message"]]
+    status = status_of(answers, outcome, lines, points, exercise["points"])
+    if status not in ("passed", "partial"):
+        points = 0
+    if status == "not attempted":
+        messages = []
+    elif status == "answer deleted":
+        messages = ["the answer cell is gone, empty or no code cell any more: `tinyengine start "
+                    f"{exercise['id'].split('.')[0]} --fresh` gives a copy to take it from"]
+    elif status == "timeout":
+        where = "the answer cell" if any(a["state"] == "timeout" for a in answers) else "the check of your code"
+        messages.append(f"{where} did not end within {outcome['limit']:g} s: look for a loop that never ends")
+    elif status == "kernel died":
+        messages.append("your code ended the Python process (os._exit, exit() or too much memory): later exercises were "
+                        "graded in a new one")
+    else:
+        messages += [a["message"] for a in answers if a["message"]]
+        if not lines and not messages:
+            messages.append(trouble("the check", outcome.get("error")))
+    if check_state != "intact":
+        messages.append(NOTES[check_state])
+    return {"id": exercise["id"], "title": exercise["title"], "status": status, "points": points,
+            "max_points": exercise["points"], "messages": messages, "check": check_state}
+
+
+NOTES = {"edited": "check cell edited: it was restored, and the course's own check was graded",
+         "deleted": "check cell deleted: it was restored, and the course's own check was graded",
+         "older": "the course has a newer check than your copy, and the newer one was graded"}
+
+
+def status_of(answers, outcome, lines, points, max_points) -> str:
+    states = {a["state"] for a in answers}
+    whole = bool(lines) and outcome["state"] == "ok" and points == max_points
+    if states == {"unchanged"}:
+        return "not attempted"
+    if whole and all(line["state"] == "ok" for line in lines):
+        return "passed"  # also when the learner moved the answer into another cell
+    if "deleted" in states:
+        return "answer deleted"
+    for state, status in (("died", "kernel died"), ("timeout", "timeout")):
+        if state in states or outcome["state"] == state:
+            return status
+    if points:
+        return "partial"
+    if "unwritten" in states or any(line["state"] == "not attempted" for line in lines):
+        return "not attempted"
+    if "error" in states or not lines or any(line["state"] == "error" for line in lines):
+        return "error"
+    return "failed"
+
+
+def answer_state(answer, exercise_id, nb, outcomes) -> dict:
+    """What became of one answer cell: unchanged, deleted, unwritten, timeout, died, error or ok."""
+    cell = find_answer(nb, answer["cell"], exercise_id)
+    if cell is None or cell.cell_type != "code" or not has_code(cell.source):
+        return {"state": "deleted", "message": ""}
+    if cell.source.strip() == answer["stub"].strip():
+        return {"state": "unchanged", "message": ""}
+    outcome = outcomes.get(cell["id"], {"state": "ok"})
+    error = outcome.get("error")
+    if error and error["type"] == "NotImplementedError" and UNWRITTEN.match(error["text"]):
+        return {"state": "unwritten", "message": ""}
+    message = trouble("your answer cell", error, cell.source) if outcome["state"] == "error" else ""
+    return {"state": outcome["state"], "message": message}
+
+
+def find_answer(nb, cell_id, exercise_id):
+    """The answer cell by its id; a cut and pasted cell has a new id and keeps its metadata."""
+    by_id = [cell for cell in nb.cells if cell["id"] == cell_id]
+    by_role = [cell for cell in nb.cells
+               if cell.metadata.get("exercise", {}) == {"id": exercise_id, "role": "answer"}]
+    return next(iter(by_id + by_role), None)
+
+
+def has_code(source: str) -> bool:
+    return any(line.strip() and not line.strip().startswith("#") for line in source.splitlines())
+
+
+def trouble(place: str, error, source: str = "") -> str:
+    """One sentence for an error that the kernel reported."""
+    if not error:
+        return f"{place} gave no result: run the cells above it in order"
+    text = " ".join(error["text"].split())[:400]
+    if error["type"] == "StdinNotImplementedError":
+        return f"{place} calls input(), and nobody answers while it is graded: pass the value instead"
+    if error["type"] == "SystemExit":
+        return f"{place} calls sys.exit(), which ends the program: remove it"
+    line, lines = error["line"], source.splitlines()
+    spot = f" at line {line}" if line else ""
+    quoted = f" (`{lines[line - 1].strip()}`)" if line and 0 < line <= len(lines) else ""
+    return f"{place} raises {error['type']}: {text}{spot}{quoted}"
+
+
+def elsewhere(graded, entry, outcomes) -> list[str]:
+    """Sentences about the learner's own cells that hang, kill the kernel or raise."""
+    ours = {cell["cell"] for e in entry["exercises"] for cell in (e["check"], *e["answers"])}
+    messages = []
+    for index, cell in enumerate(graded.cells):
+        state = outcomes.get(cell["id"], {}).get("state", "ok")
+        if cell["id"] in ours or state == "ok":
+            continue
+        place = f"cell {index} (`{cell.source.strip().splitlines()[0][:60]}`)"
+        messages.append({"timeout": f"{place} did not end in time, and was left out",
+                         "died": f"{place} ended the Python process, and was left out",
+                         "error": trouble(place, outcomes[cell["id"]].get("error"))}[state])
+    return messages

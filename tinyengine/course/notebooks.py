@@ -1,0 +1,156 @@
+"""Notebooks as files: find the checkout, read, write in one fixed form, give cells lasting ids, store clean outputs."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import nbformat
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+class CourseError(Exception):
+    """One sentence for the person at the terminal: what, which value, which limit, what to do."""
+
+
+def find_root(start: Path | None = None) -> Path:
+    """The checkout: the first folder from `start` (or here) upward that holds the course, else the package's own."""
+    start = Path(start or Path.cwd()).resolve()
+    for folder in (start, *start.parents, PACKAGE_PARENT):
+        if (folder / "exercises" / "manifest.json").is_file() or (folder / "solutions").is_dir():
+            return folder
+    raise CourseError(f"No course was found in {start} or above it: run this inside a clone of the tinyengine "
+                      "repository, where the folder exercises/ is.")
+
+
+def short(path: Path, root: Path) -> str:
+    """A path as a person inside the checkout writes it."""
+    path = Path(path).resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def tags(cell) -> list[str]:
+    found = cell.metadata.get("tags", [])
+    return found if isinstance(found, list) else []
+
+
+def read(path: Path):
+    """Read a notebook of format 4."""
+    try:
+        nb = nbformat.reads(Path(path).read_text(encoding="utf-8"), as_version=4)
+    except FileNotFoundError:
+        raise CourseError(f"There is no notebook {path}: check the name.") from None
+    except (OSError, ValueError, nbformat.ValidationError, AttributeError, KeyError) as error:
+        reason = str(error).split("\n")[0][:200]
+        raise CourseError(f"{path} cannot be read as a notebook ({type(error).__name__}: {reason}): save it again in "
+                          "JupyterLab, or start a fresh copy.") from None
+    return nb
+
+
+def text_of(nb) -> str:
+    """The one text of a notebook: sorted keys, one space of indent, one newline at the end."""
+    nb.nbformat, nb.nbformat_minor = 4, 5
+    return nbformat.writes(nb, version=nbformat.NO_CONVERT).rstrip("\n") + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write in one move, so an interrupted command never leaves half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def write_json(path: Path, data) -> None:
+    write(path, json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def name_cells(nb, names: dict[int, str] | None = None) -> None:
+    """Give each cell an id that is the same at every build: `names` by position, else its kind and number."""
+    for index, cell in enumerate(nb.cells):
+        cell["id"] = (names or {}).get(index, f"{cell.cell_type}-{index:02d}")
+
+
+def strip_widgets(nb) -> None:
+    """Remove what only a live kernel can show, so GitHub and a fresh clone show the picture beside it.
+
+    A widget view goes where an image or a text stands beside it; `metadata.widgets` goes always (without `state` it
+    stops GitHub from rendering the whole notebook).
+    """
+    nb.metadata.pop("widgets", None)
+    for cell in nb.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if WIDGET in data and {"image/png", "text/plain", "text/html", "text/markdown"} & set(data):
+                del data[WIDGET]
+                if output["output_type"] == "display_data" and set(data) == {"text/plain"} and is_model_text(data):
+                    data.clear()
+        if "outputs" in cell:
+            cell.outputs = [o for o in cell.outputs if o.output_type not in ("display_data", "execute_result") or o.data]
+
+
+def is_model_text(data) -> bool:
+    """ipywidgets' own stand-in, `SlotTimeline(...)` with an address or model ids, says nothing to a reader."""
+    return bool(re.match(r"\w+\(.*\)$|<.* object at 0x", data["text/plain"].strip(), re.DOTALL))
+
+
+def tidy(nb) -> None:
+    """The stored form of a notebook that was run: no widget state, no times, no version of this machine's Python."""
+    strip_widgets(nb)
+    nb.metadata["kernelspec"] = dict(KERNELSPEC)
+    nb.metadata["language_info"] = {"name": "python"}
+    for cell in nb.cells:
+        for key in ("execution", "ExecuteTime", "collapsed"):
+            cell.metadata.pop(key, None)
+
+
+def untidy(nb) -> str:
+    """Why a committed notebook should be run again, or nothing."""
+    if "widgets" in nb.metadata:
+        return "holds widget state"
+    for index, cell in enumerate(nb.cells):
+        if cell.cell_type != "code" or not cell.source.strip():
+            continue
+        if cell.execution_count is None:
+            return f"was not run (cell {index} has no execution count)"
+        if any(WIDGET in output.get("data", {}) for output in cell.outputs):
+            return f"holds a widget view in cell {index}"
+        if any(output.output_type == "error" for output in cell.outputs):
+            return f"ends in an error in cell {index}"
+    return ""
+
+
+def execute(nb, folder: Path, timeout: int = 600) -> None:
+    """Run a notebook from its own folder, in this Python; its outputs and execution counts are stored in `nb`."""
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+    from nbval.kernel import CURRENT_ENV_KERNEL_NAME, NbvalKernelspecManager
+
+    class ThisPython(AsyncKernelManager):
+        """Starts the Python that runs this, whatever kernels the machine has under the name python3."""
+
+        def __init__(self, **settings):
+            settings |= {"kernel_name": CURRENT_ENV_KERNEL_NAME, "kernel_spec_manager": NbvalKernelspecManager()}
+            super().__init__(**settings)
+
+    client = NotebookClient(nb, kernel_manager_class=ThisPython, timeout=timeout, store_widget_state=False,
+                            record_timing=False, resources={"metadata": {"path": str(folder)}})
+    try:
+        client.execute(env=environment(), stderr=subprocess.DEVNULL)
+    except CellExecutionError as error:
+        raise CourseError(f"it stops with {error.ename}: {error.evalue.splitlines()[0] if error.evalue else ''}") from None
+    except CellTimeoutError:
+        raise CourseError(f"a cell did not end within {timeout} s") from None
+    except DeadKernelError:
+        raise CourseError("its kernel died") from None
+
+
+def environment() -> dict[str, str]:
+    """This process's environment for a kernel that must import the same tinyengine."""
+    paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,183 @@
+"""The pytest plugin that grades: nbval runs the notebook, this keeps it honest and keeps it going.
+
+`grade` starts it as  pytest --nbval-lax --nbval-current-env -p nbval.plugin -p tinyengine.course.plugin
+--tinyengine-job JOB.json graded.ipynb.  The job names the check cells, the time limits and the kernel's folder; what
+happened in each cell is written to the job's `results` file, and grade.py turns that into points.
+
+What nbval alone does not do: notice a dead kernel before the cell's timeout, go on after a timeout (later cells would
+be expected failures), stop a cell that never stops printing. A cell that hangs or kills the kernel costs only its own
+exercise: a new kernel replays the cells before it.
+"""
+
+import json
+import re
+import secrets
+import time
+from pathlib import Path
+from queue import Empty
+
+import pytest
+from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
+from nbval.plugin import IPyNbCell, IPyNbFile
+
+from tinyengine.course.checks import MIME, words
+
+POLL = 0.2  # seconds between two looks at whether the kernel still lives
+GRACE = 5.0  # seconds a cell gets to stop once it is interrupted
+STARTUP = 60.0  # seconds for a kernel to start
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+REFEREE = "__import__('tinyengine.course.referee', fromlist=['prepare'])"
+
+
+class KernelDied(Exception):
+    """The kernel's process is gone."""
+
+
+class WatchedKernel(RunningKernel):
+    """A kernel whose death is noticed at once and whose waits have one deadline, not one per message."""
+
+    deadline = float("inf")
+
+    def await_reply(self, msg_id, timeout=None):
+        deadline = min(self.deadline, time.monotonic() + (timeout or STARTUP))
+        while True:
+            try:
+                return super().await_reply(msg_id, timeout=POLL)
+            except Empty:
+                if not self.is_alive():
+                    raise KernelDied from None
+                if time.monotonic() > deadline:
+                    raise
+
+    def get_message(self, stream, timeout=None):
+        if stream == "iopub" and time.monotonic() > self.deadline + GRACE:
+            raise Empty  # interrupted, and still printing
+        return super().get_message(stream, timeout)
+
+    def run(self, code: str, seconds: float) -> None:
+        """Run code whose output nobody needs."""
+        self.deadline = time.monotonic() + seconds
+        msg_id = self.kc.execute(code, silent=True, store_history=False, allow_stdin=False, stop_on_error=False)
+        self.await_reply(msg_id, seconds)
+        self.await_idle(msg_id, GRACE)
+
+    def stop(self):
+        if hasattr(self, "km"):  # nbval may have stopped it already
+            super().stop()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--tinyengine-job", help="JSON file that says what to grade and how; written by `tinyengine grade`")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path, parent):
+    """Take nbval's collector for the notebook and put the grading one in its place."""
+    collectors = yield
+    if not parent.config.option.tinyengine_job:
+        return collectors
+    return [GradedFile.from_parent(parent, path=file_path) if isinstance(c, IPyNbFile) else c for c in collectors]
+
+
+class GradedFile(IPyNbFile):
+    """nbval's notebook, with a kernel that is replaced when it hangs or dies."""
+
+    def collect(self):
+        self.job = json.loads(Path(self.config.option.tinyengine_job).read_text(encoding="utf-8"))
+        self.outcomes = {}
+        self.replay = []  # cells that ran, in order, for the next kernel
+        self.unsafe = set()  # ids of the cells that must not run again
+        for cell in super().collect():
+            yield GradedCell.from_parent(self, name=cell.name, cell_num=cell.cell_num, cell=cell.cell,
+                                         options=cell.options)
+
+    def setup(self):
+        self.setup_sanitize_files()
+        self.start()
+
+    def start(self):
+        self.kernel = WatchedKernel(CURRENT_ENV_KERNEL_NAME, cwd=self.job["cwd"], startup_timeout=STARTUP)
+        self.kernel.run(REFEREE, STARTUP)
+
+    def restart(self):
+        """A new kernel in the state the old one had, without the cells that hang or kill it."""
+        self.timed_out = False  # or nbval expects every later cell to fail
+        while True:
+            self.kernel.stop()
+            self.start()
+            for cell in self.replay:
+                if cell["id"] in self.unsafe:
+                    continue
+                try:
+                    self.kernel.run(cell.source, self.limit(cell))
+                except (Empty, KernelDied, RuntimeError):
+                    self.unsafe.add(cell["id"])
+                    break
+            else:
+                return
+
+    def limit(self, cell) -> float:
+        return self.job["timeouts"].get(cell["id"], self.job["timeout"])
+
+    def teardown(self):
+        if self.kernel is not None:
+            self.kernel.stop()
+        Path(self.job["results"]).write_text(json.dumps(self.outcomes), encoding="utf-8")
+
+
+class GradedCell(IPyNbCell):
+    """One cell: run by nbval, then recorded as ok, error, timeout or died."""
+
+    def runtest(self):
+        file, cell_id = self.parent, self.cell["id"]
+        self.options.clear()  # no marker of the learner's may skip or invert a cell
+        is_check = cell_id in file.job["checks"]
+        self.nonce = secrets.token_hex(16)
+        self.test_outputs = []
+        if not file.kernel.is_alive():  # exit() ends the kernel after its cell has ended
+            self.blame_previous()
+        state, failure = "ok", None
+        try:
+            if is_check:
+                file.kernel.run(f"{REFEREE}.prepare({self.nonce!r})", STARTUP)
+            file.kernel.deadline = time.monotonic() + file.limit(self.cell)
+            super().runtest()
+        except KernelDied as error:
+            state, failure = "died", error
+        except Exception as error:
+            state, failure = "timeout" if file.timed_out else "error" if file.kernel.is_alive() else "died", error
+        file.outcomes[cell_id] = self.outcome(state, failure)
+        if not is_check:  # a check defines nothing that later cells may use
+            file.replay.append(self.cell)
+        if state in ("timeout", "died"):
+            file.unsafe.add(cell_id)
+            file.restart()
+        if failure:
+            raise failure
+
+    def blame_previous(self):
+        file = self.parent
+        for cell_id in list(file.outcomes)[-1:]:
+            file.outcomes[cell_id]["state"] = "died"
+            file.unsafe.add(cell_id)
+        file.restart()
+
+    def outcome(self, state, failure) -> dict:
+        """What grade.py needs: the state, the error, and the results that this run's own check has signed."""
+        found = {"state": state, "limit": self.parent.limit(self.cell)}
+        reports = [output["data"][MIME] for output in self.test_outputs if MIME in output.get("data", {})]
+        found["reports"] = [r for r in reports if isinstance(r, dict) and r.get("nonce") == self.nonce]
+        for output in self.test_outputs:
+            if output["output_type"] == "error":
+                found["error"] = {"type": output["ename"], "text": output["evalue"][:2000],
+                                  "line": line_of(output["evalue"], output["traceback"])}
+        if state == "error" and "error" not in found:
+            found["error"] = {"type": type(failure).__name__, "text": words(failure), "line": None}
+        return found
+
+
+def line_of(text: str, traceback: list[str]) -> int | None:
+    """The line of the cell that an error names, from a SyntaxError's sentence or from the last frame in a cell."""
+    inside = re.search(r"\(\S+\.py, line (\d+)\)", text)
+    frames = re.findall(r"Cell In\s?\[\d*\], line (\d+)", ANSI.sub("", "\n".join(traceback)))
+    return int(inside[1]) if inside else int(frames[-1]) if frames else None
