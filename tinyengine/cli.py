@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
-        return args.run(args) or 0
+        return args.func(args) or 0
     except (ValueError, FileNotFoundError) as error:
         print(f"tinyengine: {error}", file=sys.stderr)
         return 2
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--model", default="tiny", help='"tiny", a folder, or a hub name')
     demo.add_argument("--json", type=Path, metavar="PATH", help="write the scoreboard there")
     demo.add_argument("--html", type=Path, metavar="PATH", help="write the timeline there, as one page")
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(func=_demo)
 
     generate = commands.add_parser("generate", help="answer one prompt, token by token")
     generate.add_argument("prompt")
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--top-p", type=float, default=1.0)
     generate.add_argument("--seed", type=int)
     generate.add_argument("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
-    generate.set_defaults(run=_generate)
+    generate.set_defaults(func=_generate)
 
     course.register(commands)
     return parser

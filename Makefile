@@ -1,0 +1,46 @@
+# make lab    an environment, and JupyterLab on the lessons
+# make test   an environment, and every test: code, notebooks, pages in a real browser
+# make demo   every stage on one workload: the scoreboard, the answers, and out/timeline.html
+PYTHON ?= python3
+BIN := .venv/bin
+NBVAL := $(BIN)/python -m pytest -q --nbval-lax --nbval-current-env -p no:cacheprovider
+
+.PHONY: lab test quick unit notebooks lint demo browser clean
+
+lab: .venv/installed
+	$(BIN)/jupyter lab lessons/02_orca.ipynb
+
+test: lint unit notebooks
+
+quick: .venv/installed
+	$(BIN)/python -m pytest -q -p no:nbval tests -m "not slow and not browser"
+
+unit: .venv/installed browser
+	$(BIN)/python -m pytest -q -p no:nbval tests
+
+notebooks: .venv/installed
+	$(BIN)/tinyengine build --check
+	$(NBVAL) lessons solutions
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+
+demo: .venv/installed
+	mkdir -p out
+	$(BIN)/tinyengine demo --json out/demo.json --html out/timeline.html
+
+# pyproject.toml says what would do; constraints.txt says what was tested
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+# The browser tests need Chromium or Chrome: the one that is there, else Debian's, else Playwright's own.
+browser: .venv/installed
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get update -qq && apt-get install -y -qq chromium; \
+	else $(BIN)/playwright install chromium; fi
+
+clean:
+	rm -rf .venv out
