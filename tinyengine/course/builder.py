@@ -107,11 +107,12 @@ def derive(solution, stem: str):
     for cell in nb.cells:
         attached = cell.get("attachments")
         kind = "check" if "check" in tags(cell) else "setup" if "setup" in tags(cell) else ""
-        meta = NotebookNode({"tags": [kind]}) if kind else NotebookNode()
+        meta = NotebookNode({"tags": [kind]} if kind else {})
         if "jupyter" in cell.metadata:  # a folded input or output stays folded
             meta["jupyter"] = cell.metadata["jupyter"]
         if kind:  # JupyterLab refuses to edit, cut or delete such a cell
-            meta.update({"editable": False, "deletable": False})
+            meta.update({"editable": False, "deletable": False,
+                         "exercise": NotebookNode({"role": kind, "source_sha": sha(cell.source)})})
         cell.metadata = meta
         if attached:
             cell["attachments"] = attached
@@ -121,8 +122,7 @@ def derive(solution, stem: str):
         exercise["answers"] = [answer_cell(nb.cells[index], exercise) for index in exercise.pop("answer_cells")]
         check = nb.cells[exercise.pop("check_cell")]
         exercise["check"] = {"cell": check.id, "source": check.source}
-        check.metadata["exercise"] = {"id": exercise["id"], "points": exercise["points"], "role": "check",
-                                      "source_sha": sha(check.source)}
+        check.metadata["exercise"].update({"id": exercise["id"], "points": exercise["points"]})
         exercise["lines"] = sum(answer.pop("lines") for answer in exercise["answers"])
     setup = [{"cell": cell.id, "source": cell.source} for cell in nb.cells if "setup" in tags(cell)]
     nb.metadata = NotebookNode({"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"},

@@ -37,12 +37,12 @@ def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
     for index, cell in enumerate(nb.cells):
         cell.setdefault("id", f"cell-{index}")  # a notebook saved by an old editor has no ids
     entry = entry_for(nb, path, root)
-    graded, checks = graded_copy(nb, entry)
+    graded, found = graded_copy(nb, entry)
     outcomes = run(graded, entry, path.parent, timeout)
-    exercises = [judge(exercise, nb, outcomes, checks[exercise["id"]]) for exercise in entry["exercises"]]
+    exercises = [judge(exercise, nb, outcomes, found[exercise["id"]]) for exercise in entry["exercises"]]
     return {"notebook": short(path, root), "points": sum(e["points"] for e in exercises),
             "max_points": sum(e["max_points"] for e in exercises),
-            "messages": elsewhere(graded, entry, outcomes), "exercises": exercises}
+            "messages": elsewhere(graded, entry, outcomes, found), "exercises": exercises}
 
 
 def manifest(root: Path) -> dict:
@@ -69,16 +69,15 @@ def entry_for(nb, path: Path, root: Path) -> dict:
 def graded_copy(nb, entry) -> tuple:
     """A copy to run: every check and setup cell is the course's own, outputs and tags are gone.
 
-    Returns it with the state of each exercise's check cell in the learner's file.
+    Returns it with what the learner's file holds in place of each of these cells: {exercise or setup id: check state}.
     """
     graded = deepcopy(nb)
     for cell in graded.cells:
         cell.metadata.pop("tags", None)
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    for setup in entry["setup"]:
-        restore(graded, setup, entry)
-    checks = {exercise["id"]: restore(graded, exercise["check"], entry) for exercise in entry["exercises"]}
+    found = {setup["cell"]: restore(graded, setup, entry) for setup in entry["setup"]}
+    found |= {exercise["id"]: restore(graded, exercise["check"], entry) for exercise in entry["exercises"]}
     for exercise in entry["exercises"]:
         after_its_answer(graded, exercise)
     seen = set()
@@ -86,7 +85,7 @@ def graded_copy(nb, entry) -> tuple:
         if cell["id"] in seen:
             cell["id"] = f"{cell['id'][:50]}-copy-{index}"
         seen.add(cell["id"])
-    return graded, checks
+    return graded, found
 
 
 def restore(graded, canonical, entry) -> str:
@@ -95,7 +94,7 @@ def restore(graded, canonical, entry) -> str:
     for cell in graded.cells:
         if cell["id"] == cell_id:
             untouched = cell.metadata.get("exercise", {}).get("source_sha") == sha(cell.source)
-            same = cell.cell_type == "code" and cell.source == source
+            same = cell.cell_type == "code" and cell.source.rstrip() == source.rstrip()
             cell.update(nbformat.v4.new_code_cell(source, id=cell_id))
             return "intact" if same else "older" if untouched else "edited"
     order = entry["cells"]
@@ -154,6 +153,8 @@ def judge(exercise, nb, outcomes, check_state) -> dict:
     status = status_of(answers, outcome, lines, points, exercise["points"])
     if status not in ("passed", "partial"):
         points = 0
+        if any(answer["state"] not in ("ok", "unwritten") for answer in answers):
+            messages = []  # what the check missed follows from the answer that is not there
     if status == "not attempted":
         messages = []
     elif status == "answer deleted":
@@ -172,7 +173,7 @@ def judge(exercise, nb, outcomes, check_state) -> dict:
     if check_state != "intact":
         messages.append(NOTES[check_state])
     return {"id": exercise["id"], "title": exercise["title"], "status": status, "points": points,
-            "max_points": exercise["points"], "messages": messages, "check": check_state}
+            "max_points": exercise["points"], "messages": list(map(one_line, messages)), "check": check_state}
 
 
 NOTES = {"edited": "check cell edited: it was restored, and the course's own check was graded",
@@ -224,6 +225,11 @@ def find_answer(nb, cell_id, exercise_id):
     return next(iter(by_id + by_role), None)
 
 
+def one_line(message: str) -> str:
+    """A learner's error may hold control characters and broken Unicode, which no terminal, JSON or XML should get."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
+
+
 def has_code(source: str) -> bool:
     return any(line.strip() and not line.strip().startswith("#") for line in source.splitlines())
 
@@ -243,10 +249,11 @@ def trouble(place: str, error, source: str = "") -> str:
     return f"{place} raises {error['type']}: {text}{spot}{quoted}"
 
 
-def elsewhere(graded, entry, outcomes) -> list[str]:
-    """Sentences about the learner's own cells that hang, kill the kernel or raise."""
+def elsewhere(graded, entry, outcomes, found) -> list[str]:
+    """Sentences about the cells outside the exercises: locked ones restored, others that hang, raise or kill."""
     ours = {cell["cell"] for e in entry["exercises"] for cell in (e["check"], *e["answers"])}
-    messages = []
+    messages = [f"setup cell {setup['cell']} {found[setup['cell']]}: it was restored" for setup in entry["setup"]
+                if found[setup["cell"]] in ("edited", "deleted")]
     for index, cell in enumerate(graded.cells):
         state = outcomes.get(cell["id"], {}).get("state", "ok")
         if cell["id"] in ours or state == "ok":
@@ -255,4 +262,4 @@ def elsewhere(graded, entry, outcomes) -> list[str]:
         messages.append({"timeout": f"{place} did not end in time, and was left out",
                          "died": f"{place} ended the Python process, and was left out",
                          "error": trouble(place, outcomes[cell["id"]].get("error"))}[state])
-    return messages
+    return list(map(one_line, messages))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -21,7 +20,8 @@ def find_root(start: Path | None = None) -> Path:
     """The checkout: the first folder from `start` (or here) upward that holds the course, else the package's own."""
     start = Path(start or Path.cwd()).resolve()
     for folder in (start, *start.parents, PACKAGE_PARENT):
-        if (folder / "exercises" / "manifest.json").is_file() or (folder / "solutions").is_dir():
+        exercises = folder / "exercises"
+        if (exercises / "manifest.json").is_file() or (exercises.is_dir() and (folder / "solutions").is_dir()):
             return folder
     raise CourseError(f"No course was found in {start} or above it: run this inside a clone of the tinyengine "
                       "repository, where the folder exercises/ is.")
@@ -78,24 +78,14 @@ def name_cells(nb, names: dict[int, str] | None = None) -> None:
 def strip_widgets(nb) -> None:
     """Remove what only a live kernel can show, so GitHub and a fresh clone show the picture beside it.
 
-    A widget view goes where an image or a text stands beside it; `metadata.widgets` goes always (without `state` it
-    stops GitHub from rendering the whole notebook).
+    A widget view goes where anything else (an image, text) stands beside it; `metadata.widgets` goes always (without
+    `state` it stops GitHub from rendering the whole notebook).
     """
     nb.metadata.pop("widgets", None)
     for cell in nb.cells:
         for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if WIDGET in data and {"image/png", "text/plain", "text/html", "text/markdown"} & set(data):
-                del data[WIDGET]
-                if output["output_type"] == "display_data" and set(data) == {"text/plain"} and is_model_text(data):
-                    data.clear()
-        if "outputs" in cell:
-            cell.outputs = [o for o in cell.outputs if o.output_type not in ("display_data", "execute_result") or o.data]
-
-
-def is_model_text(data) -> bool:
-    """ipywidgets' own stand-in, `SlotTimeline(...)` with an address or model ids, says nothing to a reader."""
-    return bool(re.match(r"\w+\(.*\)$|<.* object at 0x", data["text/plain"].strip(), re.DOTALL))
+            if len(output.get("data", {})) > 1:
+                output.data.pop(WIDGET, None)
 
 
 def tidy(nb) -> None:

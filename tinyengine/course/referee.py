@@ -6,11 +6,15 @@ The checks run in the learner's own process. This undoes what an accident or a c
 
 import builtins
 import importlib
+import os
 import sys
 
 from IPython import get_ipython
 
 BUILTINS = dict(vars(builtins))  # as they were before the learner's first cell
+
+# exit() ends a kernel some time after its cell; ending it at once lets the grader see which cell it was
+get_ipython().ask_exit = lambda: os._exit(0)
 
 
 def prepare(nonce: str) -> None:
