@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from tinyengine.trace import Event, Iteration, Trace
 
 LONGEST_LABEL = 24  # characters; the tooltip of the widget shows the whole id
-NAMED = 3  # requests named in one part of a sentence; the rest are counted
+NAMED = 2  # requests named in one part of a sentence; the rest are counted
 
 
 def label(request_id: str) -> str:
@@ -49,8 +49,8 @@ def _list(phrases: Iterable[str]) -> str:
 
 
 def _entry(request_id: str, row: int, before: str | None) -> str:
-    whose = f", {label(before)}'s before" if before not in (None, request_id) else ""
-    return f"{label(request_id)} admitted into batch slot {row}{whose}"
+    place = f"batch slot {row}" if before is None else "its old batch slot" if before == request_id else f"{label(before)}'s batch slot"
+    return f"{label(request_id)} admitted into {place}"
 
 
 def _ending(event: Event) -> str:

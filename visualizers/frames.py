@@ -11,7 +11,8 @@ What is sent, and nothing else is drawn:
         "runs": [[row, request, phase, iteration, length, start, n_tokens, tokens], ...],
         "held": [[row, request, first, end], ...],       in the batch, but no tokens of the budget were left for it
         "preempted": [[row, request, first, end], ...],  its old row, until it or another request runs there
-        "waiting": [[iteration, [request, ...]], ...],   only where the queue differs from the iteration before
+        "waiting": [[iteration, left, [request, ...]], ...],  the queue, where it differs from the iteration before:
+                                                         its first `left` requests are gone, these stand at its end
         "events": [[iteration, kind, request, detail], ...],
         "records": {request: [prompt tokens, max_tokens, arrival, priority]},
         "pieces": {request: [text of each emitted token]},
@@ -180,9 +181,13 @@ def _runs(trace: Trace, rows: Rows, index: dict[str, int]) -> list[list]:
 def _waiting(iterations: list[Iteration], index: dict[str, int]) -> list[list]:
     changes, before = [], ()
     for number, iteration in enumerate(iterations):
-        if iteration.waiting != before:
-            changes.append([number, [index[request_id] for request_id in iteration.waiting]])
-            before = iteration.waiting
+        now = iteration.waiting
+        if now != before:
+            left = before.index(now[0]) if now and now[0] in before else len(before)
+            if now[: len(before) - left] != before[left:]:
+                left = len(before)  # not first come, first served: send the whole queue
+            changes.append([number, left, [index[request_id] for request_id in now[len(before) - left :]]])
+            before = now
     return changes
 
 
@@ -198,12 +203,15 @@ def running(engine: dict) -> list[int]:
     return counts
 
 
-def waiting(engine: dict) -> list[int]:
-    """Requests that waited, per iteration."""
-    counts = [0] * len(engine["time"])
-    for first, queue in engine["waiting"]:
-        counts[first:] = [len(queue)] * (len(counts) - first)
-    return counts
+def waiting(engine: dict) -> list[list[int]]:
+    """The queue, per iteration."""
+    queues, queue = [], []
+    changes = {first: (left, more) for first, left, more in engine["waiting"]}
+    for number in range(len(engine["time"])):
+        left, more = changes.get(number, (0, []))
+        queue = queue[left:] + more
+        queues.append(queue)
+    return queues
 
 
 def tokens_out(engine: dict) -> list[int]:
@@ -225,7 +233,7 @@ def figures(engine: dict, iteration: int | None = None) -> dict:
     return {
         "iterations": min(stop, len(engine["time"])),
         "running": running(engine)[:stop][-1] if slot_steps else 0,
-        "waiting": waiting(engine)[:stop][-1] if slot_steps else 0,
+        "waiting": len(waiting(engine)[:stop][-1]) if slot_steps else 0,
         "idle_slot_steps": slot_steps - busy,
         "padding": sum(engine["padding"][:stop]),
         "tokens_out": sum(tokens_out(engine)[:stop]),

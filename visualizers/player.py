@@ -10,6 +10,9 @@ from visualizers import frames
 
 MOST_ENGINES = 4
 STATIC = Path(__file__).parent / "static"
+STYLE = (STATIC / "player.css").read_text(encoding="utf-8")
+# Four files to be read one at a time, joined into the one ES module that anywidget and a page without a server need.
+SCRIPT = "\n".join((STATIC / f"{part}.js").read_text(encoding="utf-8") for part in ("data", "style", "views", "player"))
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -49,9 +52,9 @@ class Player:
         """Write the interactive picture as one file that needs no kernel and no network."""
         page = PAGE.format(
             title=escape(f"tinyengine: {self._names}"),
-            css=(STATIC / "player.css").read_text(encoding="utf-8"),
+            css=STYLE,
             data=frames.to_json(self.data),
-            script=(STATIC / "player.js").read_text(encoding="utf-8"),
+            script=SCRIPT,
         )
         path = Path(path)
         path.write_text(page, encoding="utf-8")

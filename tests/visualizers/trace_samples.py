@@ -39,12 +39,14 @@ CHUNKS = Trace(
 )
 
 
+def sized(*sizes: tuple[int, int]) -> list[Request]:
+    """Requests r0, r1, ... of (prompt, output) tokens."""
+    return [Request(f"r{n}", [1] * prompt, SamplingParams(max_tokens=output)) for n, (prompt, output) in enumerate(sizes)]
+
+
 def requests(count: int = 12, longest: int = 24, prompt: int = 12, seed: int = 3) -> list[Request]:
     chance = random.Random(seed)
-    return [
-        Request(f"r{n}", [1] * chance.randint(1, prompt), SamplingParams(max_tokens=chance.randint(2, longest)))
-        for n in range(count)
-    ]
+    return sized(*((chance.randint(1, prompt), chance.randint(2, longest)) for _ in range(count)))
 
 
 def run(make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, stage: str = "") -> Trace:

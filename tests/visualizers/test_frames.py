@@ -1,0 +1,235 @@
+"""The dict that is drawn says what the trace says, for hand-made traces and for random ones."""
+
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_samples import CHUNKS, requests, run, sized
+
+from tinyengine.scheduler import Orca, Static
+from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
+from visualizers import compare, frames, show
+from visualizers.captions import label
+
+
+def engine_of(trace: Trace) -> dict:
+    return frames.build({"it": trace})["engines"][0]
+
+
+def cells(engine: dict) -> dict:
+    """{(row, iteration): (request, phase, start, n_tokens, token)}; a cell holds one request."""
+    found = {}
+    for row, request, phase, first, length, start, n_tokens, tokens in engine["runs"]:
+        assert len(tokens) == length
+        for step, token in enumerate(tokens):
+            assert (row, first + step) not in found
+            found[row, first + step] = (request, phase, start + step * n_tokens, n_tokens, token)
+    return found
+
+
+def owners(engine: dict) -> dict:
+    return {cell: content[0] for cell, content in cells(engine).items()}
+
+
+# By hand
+
+
+def test_static_batching_keeps_its_holes_and_orca_fills_them():
+    static = engine_of(run(Static, sized((2, 2), (1, 4), (3, 2)), 2))
+    orca = engine_of(run(Orca, sized((2, 2), (1, 4), (3, 2)), 2))
+    assert owners(static) == {(0, 0): 0, (1, 0): 1, (0, 1): 0, (1, 1): 1, (1, 2): 1, (1, 3): 1, (0, 4): 2, (0, 5): 2}
+    assert owners(orca) == {(0, 0): 0, (1, 0): 1, (0, 1): 0, (1, 1): 1, (0, 2): 2, (1, 2): 1, (0, 3): 2, (1, 3): 1}
+    assert (frames.figures(static)["idle_slot_steps"], frames.figures(static)["occupancy"]) == (4, 8 / 12)
+    assert (frames.figures(orca)["idle_slot_steps"], frames.figures(orca)["occupancy"]) == (0, 1)
+
+
+def test_chunks_a_preemption_and_a_request_without_budget():
+    engine = engine_of(CHUNKS)
+    chunk, prefill, decode, recompute = (frames.PHASES.index(p) for p in ("chunk", "prefill", "decode", "recompute"))
+    assert engine["runs"] == [
+        [0, 0, chunk, 0, 1, 0, 4, [None]],
+        [0, 0, chunk, 1, 1, 4, 2, [70]],
+        [1, 1, prefill, 1, 1, 0, 2, [71]],
+        [0, 0, decode, 2, 2, 6, 1, [72, 74]],
+        [1, 1, decode, 2, 2, 2, 1, [73, 75]],
+        [2, 2, chunk, 2, 1, 0, 2, [None]],
+        [2, 2, chunk, 4, 1, 2, 2, [76]],
+        [0, 1, recompute, 5, 1, 0, 4, [77]],  # r1 is back, in the lowest free row
+        [2, 2, decode, 5, 1, 4, 1, [78]],
+    ]
+    assert engine["held"] == [[2, 2, 3, 4]]
+    assert engine["preempted"] == [[1, 1, 4, 5]]
+
+
+def test_a_preempted_row_is_outlined_only_until_another_request_runs_there():
+    records = {name: RequestRecord(name, 1, 9, 0.0) for name in ("a", "b")}
+    iterations = [
+        Iteration(0, 1, (Span("a", 0, 1, 5),)),
+        Iteration(1, 1, ()),
+        Iteration(2, 1, (Span("b", 0, 1, 5),)),
+        Iteration(3, 1, (Span("b", 1, 1, 5),)),
+    ]
+    engine = engine_of(Trace("", 1, requests=records, iterations=iterations, events=[Event(1, "preempt", "a")]))
+    assert owners(engine) == {(0, 0): 0, (0, 2): 1, (0, 3): 1}
+    assert engine["preempted"] == [[0, 0, 1, 2]]
+
+
+def test_captions_are_plain_words():
+    engine = engine_of(CHUNKS)
+    assert engine["captions"][1] == (
+        "iteration 1: r1 admitted into batch slot 1; 1 prefill (2 tokens), 1 chunk (2 tokens); 1 waiting"
+    )
+    assert engine["captions"][3] == "iteration 3: 2 decodes; r0 finished (length); 2 padding rows"
+    assert engine["captions"][4] == "iteration 4: r1 preempted; 1 chunk (2 tokens); 1 waiting"
+    assert engine["captions"][5] == (
+        "iteration 5: r1 admitted into r0's batch slot; 1 recompute (4 tokens), 1 decode; r1 finished (length); r2 aborted"
+    )
+
+
+def test_many_names_are_counted():
+    engine = engine_of(run(Static, sized(*[(1, 1)] * 5), 5))
+    assert "r0 finished (length), r1 finished (length) and 3 more" in engine["captions"][0]
+
+
+@pytest.mark.parametrize(
+    ("request_id", "name"),
+    [("3", "req 3"), ("r3", "r3"), ("", "(no name)"), ("a\nb", "a b"), ("x" * 40, "x" * 23 + "…"), ("猫", "猫")],
+)
+def test_labels(request_id, name):
+    assert label(request_id) == name
+
+
+def test_one_request_has_one_colour_in_all_engines():
+    data = frames.build({"a": run(Static, sized((1, 1), (1, 1))), "b": run(Orca, sized((1, 1), (1, 2), (1, 1)))})
+    assert [request_id for request_id, _ in data["requests"]] == ["r0", "r1", "r2"]
+
+
+def test_a_request_aborted_before_it_arrived():
+    data = frames.build({"a": Trace(events=[Event(-1, "abort", "never here")])})
+    assert data["requests"] == [["never here", "never here"]]
+
+
+def test_a_wrong_number_or_kind_of_traces_is_refused_with_a_sentence():
+    with pytest.raises(ValueError, match="1 to 4 traces, but 0 were given"):
+        compare()
+    with pytest.raises(TypeError, match="a is a str, but a Trace is needed"):
+        compare(a="trace.json")
+
+
+def test_64_slots_and_2000_iterations_fit_in_2_mb(tmp_path):
+    trace = run(Orca, requests(1000, 250, 40), 64)
+    assert len(trace.iterations) > 1900
+    assert show(trace).to_html(tmp_path / "big.html").stat().st_size < 2_000_000
+
+
+# At random
+
+
+@st.composite
+def traces(draw) -> Trace:
+    """A scheduler that does anything that the Trace allows: chunks, pauses, preempts, aborts, at random moments."""
+    names = draw(st.lists(st.text(min_size=0, max_size=6), unique=True, max_size=8))
+    slots, count, seed = draw(st.integers(1, 4)), draw(st.integers(0, 25)), draw(st.integers(0, 10**6))
+    return wander(names, slots, count, random.Random(seed))
+
+
+def wander(names: list[str], slots: int, count: int, chance: random.Random) -> Trace:
+    trace = Trace("", slots)
+    waiting, running, computed, total = list(names), [], {}, {}
+    for name in names:
+        trace.requests[name] = RequestRecord(name, chance.randint(1, 6), 100, 0.0)
+        trace.events.append(Event(0, "arrive", name))
+        computed[name], total[name] = 0, trace.requests[name].num_prompt_tokens
+    for number in range(count):
+        for name in [name for name in running if chance.random() < 0.15]:
+            trace.events.append(Event(number, "preempt", name))
+            running.remove(name)
+            waiting.insert(chance.randint(0, len(waiting)), name)
+            computed[name] = 0
+        while waiting and len(running) < slots and chance.random() < 0.7:
+            running.append(waiting.pop(0))
+            trace.events.append(Event(number, "admit", running[-1]))
+        spans = []
+        for name in [name for name in running if chance.random() < 0.8]:
+            size = chance.randint(1, total[name] - computed[name])
+            caught_up = computed[name] + size == total[name]
+            spans.append(Span(name, computed[name], size, chance.randint(0, 511) if caught_up else None))
+            computed[name] += size
+            total[name] += caught_up
+            if caught_up:
+                trace.pieces.setdefault(name, []).append(name + "<")
+        record = Iteration(number / 8, 0.125, tuple(spans), tuple(waiting), chance.randint(0, 3))
+        trace.iterations.append(record)
+        for name in [name for name in running + waiting if chance.random() < 0.1]:
+            trace.events.append(Event(number, chance.choice(["finish", "abort"]), name, chance.choice([None, "stop"])))
+            (running if name in running else waiting).remove(name)
+    return trace
+
+
+def assert_tells_the_truth(trace: Trace):
+    data = frames.build({"it": trace})
+    engine, ids = data["engines"][0], [request_id for request_id, _ in data["requests"]]
+    drawn = cells(engine)
+    assert engine["slots"] == trace.max_num_seqs and all(row < trace.max_num_seqs for row, _ in drawn)
+    told = {number: set() for number in range(len(trace.iterations))}
+    for (_, number), (request, phase, start, n_tokens, token) in drawn.items():
+        span = Span(ids[request], start, n_tokens, token)
+        assert trace.phase(span) == data["phases"][phase]
+        told[number].add(span)
+    assert [told[number] for number in told] == [set(iteration.spans) for iteration in trace.iterations]
+    assert [tuple(ids[r] for r in queue) for queue in frames.waiting(engine)] == [i.waiting for i in trace.iterations]
+    for row, _, first, end in engine["held"] + engine["preempted"]:
+        assert first < end and not any((row, number) in drawn for number in range(first, end))
+    assert_figures(trace, engine)
+
+
+def assert_figures(trace: Trace, engine: dict):
+    for last in range(len(trace.iterations)):
+        past = trace.iterations[: last + 1]
+        busy = sum(len(iteration.spans) for iteration in past)
+        slot_steps = trace.max_num_seqs * len(past)
+        assert frames.figures(engine, last) == {
+            "iterations": last + 1,
+            "running": len(past[-1].spans),
+            "waiting": len(past[-1].waiting),
+            "idle_slot_steps": slot_steps - busy,
+            "padding": sum(iteration.padding for iteration in past),
+            "tokens_out": sum(span.token is not None for iteration in past for span in iteration.spans),
+            "occupancy": busy / slot_steps,
+        }
+
+
+@given(traces())
+@settings(max_examples=150, deadline=None)
+def test_a_picture_never_lies(trace):
+    assert_tells_the_truth(trace)
+
+
+@given(traces(), traces())
+@settings(max_examples=40, deadline=None)
+def test_the_page_carries_the_data_whatever_the_text(tmp_path_factory, one, two):
+    player = compare(one=one, two=two)
+    page = player.to_html(tmp_path_factory.mktemp("page") / "page.html").read_text(encoding="utf-8")
+    (sent,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert json.loads(sent) == json.loads(json.dumps(player.data))
+    assert page.count("</script>") == 2
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        Trace(),
+        Trace("no iterations", 4, requests={"a": RequestRecord("a", 1, 1, 0.0)}, events=[Event(-1, "abort", "a")]),
+        wander(["only"], 1, 30, random.Random(1)),
+        wander([f"request {n}" for n in range(500)], 64, 60, random.Random(2)),
+        wander(["</script>", "<b>", "$x_1$", "猫🐈", "\u202e", "\x00", "\ud800"], 3, 40, random.Random(3)),
+    ],
+    ids=["empty", "no iterations", "one slot", "500 requests", "odd names"],
+)
+def test_extremes(trace, tmp_path):
+    assert_tells_the_truth(trace)
+    show(trace).to_html(tmp_path / "page.html")
+    assert show(trace).to_png(tmp_path / "picture.png") == (tmp_path / "picture.png").read_bytes()

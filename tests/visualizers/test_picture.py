@@ -1,0 +1,55 @@
+"""The static twin: what stands in its PNG, and what a notebook stores of it."""
+
+import base64
+import io
+import sys
+
+import numpy as np
+from matplotlib.image import imread
+from trace_samples import CHUNKS, requests, run
+
+from tinyengine.scheduler import Orca, Static
+from visualizers import compare, picture, show
+
+
+def pixels(png: bytes) -> np.ndarray:
+    return imread(io.BytesIO(png))
+
+
+def test_it_is_as_wide_as_github_shows_it_and_stacks_engines():
+    one = pixels(show(CHUNKS).to_png())
+    two = pixels(compare(a=CHUNKS, b=CHUNKS).to_png())
+    assert one.shape[1] == two.shape[1] == 1350  # 900 px at 1.5 dots per px
+    assert two.shape[0] > one.shape[0] + 100
+
+
+def test_the_title_carries_the_figures():
+    static, orca = compare(static=run(Static, requests()), orca=run(Orca, requests())).data["engines"]
+    assert picture.title(static) == "static: 56 iterations, 79 % slot use, 48 idle slot-steps, 68 padding rows"
+    assert picture.title(orca) == "orca: 51 iterations, 86 % slot use, 28 idle slot-steps, 152 padding rows"
+
+
+def test_the_same_trace_gives_the_same_bytes():
+    assert show(CHUNKS).to_png() == show(CHUNKS).to_png()
+
+
+def test_the_hues_of_the_requests_are_in_it():
+    image = (pixels(show(CHUNKS).to_png())[..., :3] * 255).round().astype(int)
+    for colour in show(CHUNKS).data["palette"][:3]:
+        pale = [int(picture.mix(colour, "#ffffff", picture.PALE)[n : n + 2], 16) for n in (1, 3, 5)]
+        assert (abs(image - pale).max(axis=-1) <= 1).sum() > 500
+
+
+def test_a_cell_output_carries_widget_and_png_and_no_address():
+    player = show(CHUNKS)
+    bundle = player._repr_mimebundle_()
+    assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert base64.b64decode(bundle["image/png"]) == player.to_png()
+    assert bundle["text/plain"] == repr(player) == "Player(chunked: 6 iterations)"
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == player.widget.model_id
+
+
+def test_drawing_leaves_pyplot_alone():
+    before = "matplotlib.pyplot" in sys.modules
+    show(CHUNKS).to_png()
+    assert ("matplotlib.pyplot" in sys.modules) == before

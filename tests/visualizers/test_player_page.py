@@ -1,0 +1,310 @@
+"""The one-file page in a real Chromium: each control is used, and what it does is read off the picture."""
+
+import pytest
+from trace_samples import CHUNKS, requests, run
+
+from tinyengine.scheduler import Orca, Static
+from tinyengine.trace import RequestRecord, Trace
+from visualizers import compare, frames, show
+
+pytestmark = pytest.mark.browser
+
+# The colour in the middle of each cell, by "row,iteration", found through the widget's own answer to "what is here?".
+CELL_COLOURS = """root => {
+    const strip = root.player.strips[0], {canvas} = strip, dpr = devicePixelRatio, cells = {};
+    for (let x = 0; x < canvas.clientWidth; x += 1) for (let y = 0; y < canvas.clientHeight; y += 1) {
+        const hit = strip.hit(x, y);
+        if (!hit || hit.row < 0) continue;
+        (cells[`${hit.row},${hit.i}`] ??= []).push([x, y]);
+    }
+    const middle = (points, n) => (points[0][n] + points.at(-1)[n]) / 2;
+    return Object.fromEntries(Object.entries(cells).map(([key, points]) => [key,
+        [...canvas.getContext("2d").getImageData(middle(points, 0) * dpr, middle(points, 1) * dpr, 1, 1).data]]));
+}"""
+
+
+@pytest.fixture
+def open_page(browser, tmp_path):
+    """open_page(player) -> a Playwright page; any error in its console fails the test."""
+    pages, errors = [], []
+
+    def open_(player, width=1000, scheme="light"):
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(player.to_html(tmp_path / f"{len(pages)}.html").as_uri())
+        pages.append(page)
+        settle(page)
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+    assert errors == []
+
+
+@pytest.fixture
+def two():
+    return compare(static=run(Static, requests()), orca=run(Orca, requests()))
+
+
+def settle(page):
+    """Wait until what was asked for has been drawn."""
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def picture(page, number=0):
+    settle(page)
+    return page.locator(".te-engine canvas").nth(number).evaluate("canvas => canvas.toDataURL()")
+
+
+def position(page) -> int:
+    settle(page)
+    return int(page.get_by_test_id("position").inner_text().removeprefix("iteration "))
+
+
+def press(page, name):
+    page.locator(f'[data-act="{name}"]').click()
+    settle(page)
+
+
+def scrub(page, value):
+    page.get_by_test_id("scrub").evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }", value)
+    settle(page)
+
+
+def event_iterations(player) -> list[int]:
+    kinds = ("admit", "finish", "preempt", "abort")
+    return sorted({i for engine in player.data["engines"] for i, kind, *_ in engine["events"] if kind in kinds})
+
+
+def test_play_moves_picture_and_readout_of_both_engines_until_pause(open_page, two):
+    page = open_page(two)
+    before = [picture(page, 0), picture(page, 1)]
+    press(page, "play")
+    page.wait_for_function("document.querySelector('[data-testid=position]').textContent === 'iteration 4'")
+    assert page.locator('[data-act="play"]').get_attribute("aria-label") == "Pause (Space)"
+    press(page, "play")
+    assert position(page) >= 4
+    assert picture(page, 0) != before[0] and picture(page, 1) != before[1]
+    stopped = position(page), picture(page)
+    page.wait_for_timeout(500)
+    assert (position(page), picture(page)) == stopped
+
+
+def test_play_stops_at_the_end_and_then_starts_over(open_page):
+    page = open_page(show(CHUNKS))
+    page.get_by_test_id("speed").select_option("20")
+    press(page, "play")
+    page.wait_for_function("document.querySelector('[data-act=play]').title === 'Play (Space)'")
+    assert position(page) == 5
+    page.get_by_test_id("speed").select_option("1")
+    press(page, "play")
+    assert position(page) == 0
+
+
+def test_speed(open_page, two):
+    page, gone = open_page(two), {}
+    for speed in ("2", "20"):
+        scrub(page, 0)
+        page.get_by_test_id("speed").select_option(speed)
+        press(page, "play")
+        page.wait_for_timeout(1000)
+        press(page, "play")
+        gone[speed] = position(page)
+    assert 1 <= gone["2"] <= 4 and gone["20"] >= 4 * gone["2"]
+
+
+def test_step_and_scrub(open_page, two):
+    page = open_page(two)
+    first = picture(page)
+    press(page, "forward")
+    assert position(page) == 1 and picture(page) != first
+    press(page, "back")
+    assert position(page) == 0 and picture(page) == first
+    press(page, "back")
+    assert position(page) == 0
+    scrub(page, 30)
+    assert position(page) == 30 and picture(page) != first
+    assert page.get_by_test_id("scrub").get_attribute("aria-valuetext") == "iteration 30"
+
+
+@pytest.mark.parametrize("target", ["root", "range", "button"])
+def test_keyboard_wherever_the_focus_is_and_no_key_leaks_to_the_notebook(open_page, two, target):
+    page = open_page(two)
+    page.evaluate("window.leaked = []; document.addEventListener('keydown', e => leaked.push(e.key))")
+    page.locator({"root": ".te-player", "range": "input", "button": '[data-act="forward"]'}[target]).focus()
+    jumps = event_iterations(two)
+    keys = [
+        ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 55), ("Home", 0), ("b", 0),
+        ("Shift+ArrowRight", jumps[1]), ("Shift+ArrowRight", jumps[2]), ("Shift+ArrowLeft", jumps[1]),
+    ]  # fmt: skip
+    for key, expected in keys:
+        page.keyboard.press(key)
+        assert position(page) == expected, key
+    assert page.evaluate("leaked") == []
+    assert page.locator(".te-player").get_attribute("data-lm-suppress-shortcuts") == "true"
+    if target != "button":  # there, Space presses the button
+        page.keyboard.press("Space")
+        page.wait_for_timeout(600)
+        assert position(page) > jumps[1]
+
+
+def test_jumps_stop_at_every_event_and_nowhere_else(open_page, two):
+    page, seen = open_page(two), [0]
+    while True:
+        press(page, "next")
+        if position(page) == seen[-1]:
+            break
+        seen.append(position(page))
+    assert seen == event_iterations(two)
+    press(page, "previous")
+    assert position(page) == seen[-2]
+
+
+def test_follow_by_list_and_by_click(open_page, two):
+    page = open_page(two)
+    plain = picture(page)
+    page.get_by_test_id("follow").select_option(label="r4")
+    assert picture(page) != plain
+    notes = page.get_by_test_id("note")
+    assert notes.nth(0).inner_text() == "following r4: waiting, place 1 of the queue"
+    press(page, "next")
+    assert position(page) == 6  # orca admits r4 there
+    assert "following r4: prefill, iteration 6, batch slot 1" in notes.nth(1).inner_text()
+    scrub(page, 0)
+    page.locator(".te-player").press("Escape")
+    assert picture(page) == plain and notes.nth(0).inner_text() == ""
+    where = page.evaluate(
+        """() => { const strip = document.querySelector(".te-player").player.strips[0];
+                   for (let x = 0; ; x++) if (strip.hit(x, 60)?.i === 3) return [x + 2, 60, strip.hit(x, 60).row]; }"""
+    )
+    page.locator(".te-engine canvas").first.click(position={"x": where[0], "y": where[1]})
+    assert page.get_by_test_id("follow").input_value() == str(where[2])  # in iteration 3, slot n holds request n
+
+
+def test_the_readouts_are_the_figures_of_the_trace(open_page, two):
+    page = open_page(two)
+    names = {"waiting": "waiting", "idle": "idle_slot_steps", "padding": "padding", "tokens": "tokens_out"}
+    for at in (0, 7, 21, 22, 50, 55):
+        scrub(page, at)
+        for number, engine in enumerate(two.data["engines"]):
+            here = min(at, len(engine["time"]) - 1)
+            figures, row = frames.figures(engine, here), page.locator("tr[data-engine]").nth(number)
+            shown = {name: row.get_by_test_id(name).inner_text() for name in ("iteration", "running", *names)}
+            assert shown == {name: str(figures[key]) for name, key in names.items()} | {
+                "iteration": f"{here} of {len(engine['time']) - 1}",
+                "running": f"{figures['running']} of {engine['slots']}",
+            }
+            assert page.get_by_test_id("caption").nth(number).inner_text() == engine["captions"][here]
+
+
+@pytest.mark.parametrize("player", [show(CHUNKS), show(run(Static, requests()))], ids=["chunks", "static"])
+def test_exactly_the_busy_cells_are_coloured(open_page, player):
+    page, engine = open_page(player), player.data["engines"][0]
+    press(page, "next")
+    page.locator(".te-player").press("End")
+    settle(page)
+    colours = page.locator(".te-player").evaluate(CELL_COLOURS)
+    busy = {f"{run[0]},{i}" for run in engine["runs"] for i in range(run[3], run[3] + run[4])}
+    held = {f"{row},{i}" for row, _, first, end in engine["held"] for i in range(first, end)}
+    assert len(colours) == engine["slots"] * len(engine["time"])
+    assert {cell for cell, colour in colours.items() if colour[3]} - held == busy
+
+
+def test_the_future_is_faint(open_page):
+    page = open_page(show(CHUNKS))
+    press(page, "forward")
+    alpha = {cell: colour[3] for cell, colour in page.locator(".te-player").evaluate(CELL_COLOURS).items()}
+    assert alpha["0,1"] == 255 and 0 < alpha["0,2"] < 80 and alpha["1,0"] == 0
+
+
+def test_the_tooltip_tells_a_cell(open_page):
+    page = open_page(show(CHUNKS))
+    tip, canvas = page.locator(".te-tip"), page.locator(".te-engine canvas")
+    expected = {
+        (0, 2): ["r0: decode", "iteration 2, batch slot 0", "1 token, position 6", 'emitted token 72 "</script>"'],
+        (2, 2): ["r2: chunk", "iteration 2, batch slot 2", "2 tokens, positions 0 to 1", "emitted no token"],
+        (2, 3): ["r2: in the batch, but no tokens of the budget were left", "iteration 3, batch slot 2"],
+        (1, 4): ["idle; r1 was preempted", "iteration 4, batch slot 1"],
+        (1, 0): ["idle", "iteration 0, batch slot 1"],
+    }
+    for (row, i), lines in expected.items():
+        canvas.hover(position={"x": 52 + 96 * i + 40, "y": 27 + 24 * row + 12})
+        assert tip.locator("div").all_inner_texts() == lines
+    page.mouse.move(5, 5)
+    assert tip.is_hidden()
+
+
+def test_the_clock_of_seconds(open_page, two):
+    page = open_page(two)
+    scrub(page, 30)
+    by_iteration = picture(page)
+    page.get_by_test_id("clock").select_option("time")
+    settle(page)
+    assert picture(page) != by_iteration
+    assert page.get_by_test_id("position").inner_text().endswith(" ms")
+    assert page.get_by_test_id("iteration").nth(0).inner_text() == "30 of 55"
+    engine = two.data["engines"][1]
+    now = two.data["engines"][0]["time"][30]
+    here = max(i for i, time in enumerate(engine["time"]) if time <= now)
+    assert page.get_by_test_id("iteration").nth(1).inner_text() == f"{here} of 50"
+
+
+def test_zoom_scrolls_the_window_with_the_playhead(open_page, two):
+    page = open_page(two)
+    press(page, "in")
+    press(page, "in")
+    start = picture(page)
+    scrub(page, 55)
+    assert picture(page) != start
+    assert page.evaluate("document.querySelector('.te-player').player.from") > 20
+
+
+def test_dark_scheme(open_page, two):
+    light, dark = open_page(two), open_page(two, scheme="dark")
+    luminance = "root => getComputedStyle(root).backgroundColor.match(/\\d+/g).map(Number).reduce((a, b) => a + b)"
+    assert dark.locator(".te-player").get_attribute("data-theme") == "dark"
+    assert dark.locator(".te-player").evaluate(luminance) < 120 < light.locator(".te-player").evaluate(luminance)
+    assert picture(dark) != picture(light)
+    dark.emulate_media(color_scheme="light")
+    assert picture(dark) == picture(light)
+
+
+@pytest.mark.parametrize("width", [360, 600, 1400])
+def test_nothing_sticks_out_at_any_width(open_page, two, width):
+    page = open_page(two, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    inside = """root => [...root.querySelectorAll("*")].filter(e => e.offsetParent && !e.closest("svg"))
+        .filter(e => e.getBoundingClientRect().right > root.getBoundingClientRect().right + 0.5)
+        .map(e => e.outerHTML.slice(0, 80))"""
+    assert page.locator(".te-player").evaluate(inside) == []
+
+
+@pytest.mark.parametrize(
+    "trace", [Trace(), Trace("", 3, requests={"a": RequestRecord("a", 1, 1, 0.0)})], ids=["empty", "no iterations"]
+)
+def test_a_trace_without_iterations(open_page, trace):
+    page = open_page(show(trace))
+    for act in ("play", "forward", "back", "next", "previous"):
+        press(page, act)
+    page.get_by_test_id("clock").select_option("time")
+    settle(page)
+    assert page.get_by_test_id("position").inner_text() == "no iterations"
+    assert page.get_by_test_id("caption").inner_text() == "no iteration ran"
+
+
+def test_a_frame_of_64_slots_and_2000_iterations_takes_less_than_20_ms(open_page):
+    page = open_page(show(run(Orca, requests(1000, 250, 40), 64)), width=1400)
+    median = page.locator(".te-player").evaluate(
+        """root => { const player = root.player, times = [];
+            for (let i = 0; i < 300; i++) {
+                player.position = 800 + i;
+                const before = performance.now();
+                player.draw();
+                player.strips[0].canvas.getContext("2d").getImageData(0, 0, 1, 1);  // waits until it is drawn
+                times.push(performance.now() - before);
+            }
+            return times.sort((a, b) => a - b)[150]; }"""
+    )
+    assert median < 20

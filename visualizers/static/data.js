@@ -1,0 +1,112 @@
+// Part 1 of 4 of the player: what visualizers/frames.py sent (its docstring describes it), indexed, and the common clock.
+// The parts are joined into one ES module by visualizers/player.py: data, style, views, player. No dependency.
+
+class Engine {
+  constructor(sent) {
+    Object.assign(this, sent);
+    this.runs = sent.runs.map(([row, request, phase, first, length, start, size, tokens]) =>
+      ({ row, request, phase, first, end: first + length, start, size, tokens }));
+    this.count = this.time.length;
+    this.cells = new Int32Array(this.slots * this.count).fill(-1); // index of the run in each cell
+    this.running = new Int32Array(this.count);
+    this.emitted = new Int32Array(this.count);
+    this.runs.forEach((run, number) => this.enter(run, number));
+    this.stays = staysOf(this.runs);
+    this.queueChanges = this.waiting.map((change) => change[0]);
+    this.queues = queuesOf(this.waiting);
+    const arrivals = Object.values(this.records).map((record) => record[2]);
+    this.origin = [...arrivals, ...this.time].reduce((a, b) => Math.min(a, b), Infinity);
+    this.busySoFar = sums(this.running);
+    this.emittedSoFar = sums(this.emitted);
+    this.paddingSoFar = sums(this.padding);
+  }
+
+  enter(run, number) {
+    for (let i = run.first; i < run.end; i++) {
+      this.cells[run.row * this.count + i] = number;
+      this.running[i] += 1;
+      this.emitted[i] += run.tokens[i - run.first] !== null;
+    }
+  }
+
+  run(row, i) {
+    return this.runs[this.cells[row * this.count + i]];
+  }
+
+  queue(i) {
+    const place = after(this.queueChanges, i) - 1;
+    return place < 0 ? [] : this.queues[place];
+  }
+
+  figures(i) {
+    const ran = i >= 0;
+    return {
+      iteration: ran ? `${i} of ${this.count - 1}` : "none yet",
+      running: `${ran ? this.running[i] : 0} of ${this.slots}`,
+      waiting: ran ? this.queue(i).length : 0,
+      idle: (i + 1) * this.slots - (ran ? this.busySoFar[i] : 0),
+      padding: ran ? this.paddingSoFar[i] : 0,
+      tokens: ran ? this.emittedSoFar[i] : 0,
+    };
+  }
+}
+
+function queuesOf(changes) {
+  let queue = [];
+  return changes.map(([, left, more]) => (queue = [...queue.slice(left), ...more]));
+}
+
+const sums = (counts) => {
+  let sum = 0;
+  return Array.from(counts, (count) => (sum += count));
+};
+
+// How many of the ascending values are <= value.
+function after(values, value) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// A stay: from a request's first run in a row to its last there. It carries one label.
+function staysOf(runs) {
+  const stays = [], latest = new Map();
+  for (const run of runs) {
+    const stay = latest.get(run.row);
+    if (stay?.request === run.request) stay.end = run.end;
+    else {
+      latest.set(run.row, { row: run.row, request: run.request, first: run.first, end: run.end });
+      stays.push(latest.get(run.row));
+    }
+  }
+  return stays;
+}
+
+// The common clock. Engine e's iteration i lies at [begins[e][i], ends[e][i]), in iterations or in seconds.
+class Axis {
+  constructor(engines, clock) {
+    this.clock = clock;
+    const inTime = clock === "time";
+    this.begins = engines.map((e) => e.time.map((time, i) => (inTime ? time - e.origin : i)));
+    this.ends = engines.map((e, n) => e.duration.map((d, i) => (inTime ? this.begins[n][i] + d : i + 1)));
+    this.stops = [...new Set(this.begins.flat())].sort((a, b) => a - b);
+    this.last = this.stops.at(-1) ?? 0;
+    this.length = this.ends.reduce((most, ends) => Math.max(most, ends.at(-1) ?? 0), 0);
+    const longest = Math.max(...engines.map((e) => e.count));
+    this.unit = this.length / longest || 1; // an iteration's mean width
+  }
+
+  at(e, value) {
+    return after(this.begins[e], value) - 1; // the iteration under way or just over; -1: none yet
+  }
+
+  // The stop under the playhead, and its neighbour `way` (-1, 1) of it among `stops`.
+  near(value, way, stops = this.stops) {
+    const here = this.stops[after(this.stops, value) - 1] ?? 0;
+    return way > 0 ? stops[after(stops, value)] : stops[after(stops, here) - 1 - stops.includes(here)];
+  }
+}
