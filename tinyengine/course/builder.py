@@ -106,7 +106,7 @@ def derive(solution, stem: str):
     name_cells(nb, cell_names(nb, exercises))
     for cell in nb.cells:
         attached = cell.get("attachments")
-        kind = "check" if "check" in tags(cell) else "setup" if "setup" in tags(cell) else ""
+        kind = next((tag for tag in ("check", "setup") if is_tagged(cell, tag)), "")
         meta = NotebookNode({"tags": [kind]} if kind else {})
         if "jupyter" in cell.metadata:  # a folded input or output stays folded
             meta["jupyter"] = cell.metadata["jupyter"]
@@ -124,7 +124,7 @@ def derive(solution, stem: str):
         exercise["check"] = {"cell": check.id, "source": check.source}
         check.metadata["exercise"].update({"id": exercise["id"], "points": exercise["points"]})
         exercise["lines"] = sum(answer.pop("lines") for answer in exercise["answers"])
-    setup = [{"cell": cell.id, "source": cell.source} for cell in nb.cells if "setup" in tags(cell)]
+    setup = [{"cell": cell.id, "source": cell.source} for cell in nb.cells if is_tagged(cell, "setup")]
     nb.metadata = NotebookNode({"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"},
                                 "tinyengine": {"exercises": stem}})
     entry = {"title": title_of(nb, stem), "cells": [cell.id for cell in nb.cells], "setup": setup,
@@ -173,7 +173,7 @@ def parse(nb, stem: str) -> list[dict]:
     """The exercises of a notebook: ids and points from the check cells, and which cells answer them."""
     exercises, waiting, named = [], [], {}
     for index, cell in enumerate(nb.cells):
-        if cell.cell_type == "code" and "check" in tags(cell):
+        if is_tagged(cell, "check"):
             exercise = read_check(cell, stem)
             if any(exercise["id"] == other["id"] for other in exercises):
                 raise CourseError(f"exercise {exercise['id']} has two check cells: give the second one its own id.")
@@ -236,9 +236,13 @@ def cell_names(nb, exercises) -> dict[int, str]:
         names[exercise["check_cell"]] = f"check-{mark}"
         for nth, index in enumerate(exercise["answer_cells"]):
             names[index] = f"answer-{mark}" + ("" if nth == 0 else chr(ord("a") + nth))
-    setups = [index for index, cell in enumerate(nb.cells) if "setup" in tags(cell)]
+    setups = [index for index, cell in enumerate(nb.cells) if is_tagged(cell, "setup")]
     names.update({index: f"setup-{nth}" for nth, index in enumerate(setups, 1)})
     return names
+
+
+def is_tagged(cell, tag: str) -> bool:
+    return cell.cell_type == "code" and tag in tags(cell)
 
 
 def title_of(nb, stem: str) -> str:

@@ -1,0 +1,182 @@
+"""solutions -> exercises and manifest: what is left out, what is locked, and that it is the same every time."""
+
+import json
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+
+from tinyengine.course.builder import build, derive, run_authored, stale, stub
+from tinyengine.course.notebooks import WIDGET, CourseError, read, strip_widgets, tidy, untidy
+
+
+def cell(nb, cell_id):
+    return next(c for c in nb.cells if c.id == cell_id)
+
+
+def test_a_stub_keeps_what_stands_around_the_region():
+    source = ('class Mine:\n    def f(self):\n        """Doc."""\n        ### BEGIN SOLUTION: admit "now"\n'
+              "        # a remark\n        a = 1\n\n        return a\n        ### END SOLUTION\n\n    other = 2")
+    assert stub(source, "2.1") == (
+        'class Mine:\n    def f(self):\n        """Doc."""\n        # Your code here: about 2 lines.\n'
+        '        raise NotImplementedError("2.1: admit \\"now\\"")\n\n    other = 2', 2)
+
+
+@pytest.mark.parametrize("source, words", [
+    ("### BEGIN SOLUTION\nx = 1", "without END SOLUTION"),
+    ("x = 1\n### END SOLUTION", "out of turn"),
+    ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "out of turn"),
+    ("x = 1  ### BEGIN SOLUTION\n### END SOLUTION", "out of turn"),
+])
+def test_wrong_markers_are_refused(source, words):
+    with pytest.raises(CourseError, match=words):
+        stub(source, "2.1")
+
+
+def test_the_exercise_has_no_solution_and_locked_checks(course):
+    nb = course.exercise()
+    text = nbformat.writes(nb)
+    assert "SOLUTION" not in text and "return 2 * x" not in text
+    assert 'raise NotImplementedError("2.1: return twice x (double_1)")' in cell(nb, "answer-2-1").source
+    for cell_id in ("check-2-1", "check-2-2", "setup-1"):
+        meta = cell(nb, cell_id).metadata
+        assert meta.editable is False and meta.deletable is False
+    assert cell(nb, "check-2-1").metadata.exercise.points == 2
+    assert "editable" not in cell(nb, "answer-2-1").metadata
+    assert all(not c.outputs and c.execution_count is None for c in nb.cells if c.cell_type == "code")
+
+
+def test_the_manifest_says_what_the_grader_needs(course):
+    entry = json.loads((course.root / "exercises" / "manifest.json").read_text())["02_orca"]
+    assert entry["title"] == "Orca by hand"
+    first = entry["exercises"][0]
+    assert (first["id"], first["title"], first["points"], first["minutes"], first["lines"], first["timeout"]) == (
+        "2.1", "Double", 2, 5, 1, 60)
+    assert first["check"]["cell"] == "check-2-1" and "double_1(3)" in first["check"]["source"]
+    assert entry["cells"] == [c.id for c in course.exercise().cells]
+
+
+def test_building_twice_writes_nothing_and_ids_of_the_author_do_not_matter(course):
+    before = {p: p.read_bytes() for p in (course.root / "exercises").iterdir()}
+    nb = read(course.solution)
+    for index, c in enumerate(nb.cells):
+        c["id"] = f"random-{index}"
+        if c.cell_type == "code":
+            c.execution_count = 4
+            c.outputs = [new_output("stream", text="hello")]
+    nbformat.write(nb, course.solution)
+    assert build(course.root) == []
+    assert before == {p: p.read_bytes() for p in (course.root / "exercises").iterdir()}
+
+
+def test_check_names_every_stale_file(course):
+    tidy_solution(course)
+    assert stale(course.root) == []
+    path = course.root / "exercises" / "02_orca.ipynb"
+    path.write_text(path.read_text().replace("About x", "About y"))
+    (course.root / "exercises" / "manifest.json").unlink()
+    (course.root / "exercises" / "03_gone.ipynb").write_text("{}")
+    sentences = stale(course.root)
+    assert len(sentences) == 3
+    assert sentences[0].startswith("exercises/02_orca.ipynb is not what its solution gives")
+    assert sentences[1].startswith("exercises/manifest.json is missing")
+    assert sentences[2].startswith("exercises/03_gone.ipynb has no solution notebook")
+    build(course.root)
+    assert stale(course.root) == sentences[2:]
+
+
+def test_check_names_a_notebook_that_was_not_run(course):
+    assert stale(course.root) == ["solutions/02_orca.ipynb was not run (cell 1 has no execution count): run "
+                                  "`tinyengine build --run 02`."]
+
+
+def tidy_solution(course):
+    nb = read(course.solution)
+    for c in nb.cells:
+        if c.cell_type == "code":
+            c.execution_count = 1
+    nbformat.write(nb, course.solution)
+
+
+def test_solution_cells_are_left_out_and_several_answers_belong_to_the_next_check(course):
+    nb = read(course.solution)
+    nb.cells.insert(2, new_markdown_cell("The trick is ...", metadata={"tags": ["solution"]}))
+    nb.cells.insert(2, new_code_cell("### BEGIN SOLUTION set k\nk = 1\n### END SOLUTION"))
+    exercise, entry = derive(nb, "02_orca")
+    assert "The trick" not in nbformat.writes(exercise)
+    assert [a["cell"] for a in entry["exercises"][0]["answers"]] == ["answer-2-1", "answer-2-1b"]
+    assert entry["exercises"][0]["lines"] == 2
+
+
+def test_a_named_answer_cell_belongs_to_its_exercise(course):
+    nb = read(course.solution)
+    nb.cells.insert(2, new_code_cell("### BEGIN SOLUTION\nk = 1\n### END SOLUTION", metadata={"exercise": {"id": "2.2"}}))
+    _, entry = derive(nb, "02_orca")
+    assert [len(e["answers"]) for e in entry["exercises"]] == [1, 2]
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda nb: nb.cells.pop(5), "no check cell follows"),
+    (lambda nb: nb.cells.pop(2), "has a check and no answer cell"),
+    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("2.1", "3.1")), "does not belong to 02_orca"),
+    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("2.1", "2.2")), "has two check cells"),
+    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("points=2", "points=n")), "plain values"),
+    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("points=2", "points=0")), "1 or more"),
+    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.split("\n", 1)[1]), "relies on an import elsewhere"),
+    (lambda nb: nb.cells[3].metadata.exercise.update(points=5), "leave it out of the metadata"),
+    (lambda nb: nb.cells[0].update(source="### BEGIN SOLUTION"), "is no code cell"),
+    (lambda nb: nb.cells[2].metadata.update(exercise={"id": "2.7"}), "which has no check cell"),
+])
+def test_authoring_mistakes_are_one_sentence(course, change, words):
+    nb = read(course.solution)
+    change(nb)
+    nbformat.write(nb, course.solution)
+    with pytest.raises(CourseError, match=words) as caught:
+        build(course.root)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("solutions/02_orca.ipynb: ")
+
+
+def test_widget_views_go_where_something_else_stands_beside_them(course):
+    nb = read(course.solution)
+    view = {WIDGET: {"model_id": "x"}}
+    nb.cells[1].outputs = [new_output("display_data", data={**view, "image/png": "aGk=", "text/plain": "a timeline"}),
+                           new_output("display_data", data=dict(view))]
+    nb.metadata["widgets"] = {}
+    strip_widgets(nb)
+    assert [set(o.data) for o in nb.cells[1].outputs] == [{"image/png", "text/plain"}, {WIDGET}]
+    assert "widgets" not in nb.metadata
+
+
+def test_run_stores_clean_outputs(course):
+    nb = read(course.solution)
+    nb.metadata.update(language_info={"name": "python", "version": "3.0"}, kernelspec={"name": "gone"})
+    nb.cells.append(new_code_cell("from tinyengine.course import show_source, predict\nshow_source(predict)\n2 + 2"))
+    nbformat.write(nb, course.solution)
+    assert list(run_authored(course.root, "2")) == [(course.solution, "")]
+    first = course.solution.read_bytes()
+    nb = read(course.solution)
+    assert [c.id for c in nb.cells] == ["markdown-00", "setup-1", "answer-2-1", "check-2-1", "answer-2-2", "check-2-2",
+                                        "code-06"]
+    assert nb.metadata.language_info == {"name": "python"} and nb.metadata.kernelspec.name == "python3"
+    assert untidy(nb) == ""
+    shown, four = nb.cells[-1].outputs
+    assert shown.data["text/markdown"].startswith("`tinyengine/course/lesson.py: predict`\n\n```python\ndef predict(")
+    assert four.data["text/plain"] == "4"
+    assert set(nb.cells[3].outputs[0].data) == {"text/plain"}  # the private MIME type is for the grader only
+    assert list(run_authored(course.root, "2"))[0][1] == "" and course.solution.read_bytes() == first
+
+
+def test_run_stores_nothing_when_a_cell_fails_and_a_failed_check_is_one_line(course):
+    nb = read(course.solution)
+    nb.cells[2].source = nb.cells[2].source.replace("2 * x", "x * x")
+    nbformat.write(nb, course.solution)
+    before = course.solution.read_bytes()
+    ((path, trouble),) = run_authored(course.root, "02")
+    assert trouble == "it stops with CheckFailed: 2.1: 1 of 2 points; the reasons are above."
+    assert course.solution.read_bytes() == before
+
+
+def test_an_unknown_number_is_refused(course):
+    with pytest.raises(CourseError, match="no lesson or solution 9"):
+        list(run_authored(course.root, "9"))
