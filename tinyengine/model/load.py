@@ -33,10 +33,12 @@ def load_model(name: str | Path = "tiny", device: str | None = None, dtype: torc
     raw = _read_json(folder / "config.json")
     config = _config(raw, folder)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = dtype or getattr(torch, raw.get("dtype") or raw.get("torch_dtype") or "float32")
+    dtype = dtype or _dtype(raw, folder)
     with torch.device("meta"):
         model = Qwen3(config)
     weights = {key: tensor.to(device, dtype) for key, tensor in _weights(folder, config).items()}
+    if config.tie_word_embeddings and "embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["embed_tokens.weight"]
     _check_shapes(model, weights, folder)
     model.load_state_dict(weights, assign=True)
     model.requires_grad_(False)
@@ -95,6 +97,14 @@ def _config(raw: dict, folder: Path) -> Config:
         raise ValueError(f"{folder / 'config.json'} lacks a field of a Qwen3 ({error})") from None
 
 
+def _dtype(raw: dict, folder: Path) -> torch.dtype:
+    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"the dtype in {folder / 'config.json'} is {name!r}, but must be one of torch's, such as 'bfloat16'")
+    return dtype
+
+
 def _weights(folder: Path, config: Config) -> dict[str, torch.Tensor]:
     """The checkpoint's tensors under our names: without "model." in front, the fused ones stacked."""
     index = folder / "model.safetensors.index.json"
@@ -115,8 +125,6 @@ def _weights(folder: Path, config: Config) -> dict[str, torch.Tensor]:
             if missing:
                 raise ValueError(f"the weights in {folder} lack {missing[0]!r}: the config does not fit them")
             tensors[f"layers.{layer}.{fused}.weight"] = torch.cat([tensors.pop(key) for key in keys])
-    if config.tie_word_embeddings and "embed_tokens.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
     return tensors
 
 
