@@ -1,4 +1,4 @@
-"""Where K/V live: who holds which slots of the arena. Numbers only, no torch; the tensors are in `attention.KVCache`."""
+"""Where K/V live: who holds which slots of the arena. Numbers only, no torch: the tensors are in attention.KVCache."""
 
 from tinyengine.request import Request
 from tinyengine.trace import Holding
@@ -38,7 +38,7 @@ class Slots:
         return request.max_slots <= self.n_slots
 
     def reserve(self, request: Request) -> bool:
-        """Gives the request the slots for its prompt and its longest output; False, and no change, if they are not there."""
+        """Gives the request the slots for its prompt and its longest output, or changes nothing and returns False."""
         wanted = request.max_slots
         taken = self._find(wanted)
         if taken is None:
@@ -51,8 +51,9 @@ class Slots:
 
     def release(self, request: Request):
         """Takes all slots of the request back; a request that holds none is left as it is."""
-        if self.holders.pop(request.request_id, None) is None:
+        if self.holders.get(request.request_id) is not request:
             return
+        del self.holders[request.request_id]
         self.holes = _merge(self.holes + _ranges(request.table))
         request.table = []
 

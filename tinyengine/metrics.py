@@ -77,7 +77,7 @@ def measure(trace: Trace) -> Metrics:
     """All numbers of a trace; one without iterations has no times and zeros for the rest."""
     times = token_times(trace)
     arrival = {request_id: record.arrival for request_id, record in trace.requests.items()}
-    gaps = {request_id: [later - sooner for sooner, later in pairwise(moments)] for request_id, moments in times.items()}
+    gaps = {key: [later - sooner for sooner, later in pairwise(moments)] for key, moments in times.items()}
     aborted = {event.request_id for event in trace.events if event.kind == "abort"}
     begun = {request_id: moments for request_id, moments in times.items() if moments}
 
@@ -126,7 +126,7 @@ def _memory_columns(trace: Trace):
         ranges = [part for holding in held for part in holding.ranges]
         reserved, used = sum(holding.reserved for holding in held), sum(holding.used for holding in held)
         rows.append((reserved, used, fragmented_slots(ranges, trace.num_slots)))
-    return zip(*rows)
+    return zip(*rows, strict=True)
 
 
 def _share(part: float, whole: float) -> float:

@@ -1,6 +1,6 @@
 """A request, and what its user asked for. No torch: schedulers, simulator and widgets all run on this class."""
 
-import math
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,9 +42,9 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self):
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop, "text or a list of texts")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids, "a list of token ids"))
         _whole("max_tokens", self.max_tokens, at_least=1)
         _whole("top_k", self.top_k, at_least=-1)
         if self.seed is not None:
@@ -57,6 +57,8 @@ class SamplingParams:
                 raise ValueError(f"stop holds {string!r}, but a stop string is text of at least one character")
         for token in self.stop_token_ids:
             _whole("a token of stop_token_ids", token, at_least=0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos is {self.ignore_eos!r}, but must be True or False")
 
 
 @dataclass(eq=False)
@@ -71,7 +73,8 @@ class Request:
     arrival: seconds on the engine's clock.
     priority: smaller is served first where the scheduler looks at it.
 
-    Raises ValueError for an empty prompt or one that is not a sequence of whole numbers.
+    Raises ValueError for an empty prompt, one that is not a sequence of whole numbers, and any other field outside its
+    limits.
     """
 
     request_id: str
@@ -86,12 +89,16 @@ class Request:
     finish_reason: str | None = field(init=False, default=None)
 
     def __post_init__(self):
-        self.prompt_token_ids = tuple(self.prompt_token_ids)
+        if not isinstance(self.request_id, str) or not self.request_id:
+            raise ValueError(f"request_id is {self.request_id!r}, but must be text of at least one character")
+        whose = f"the prompt of request {self.request_id!r}"
+        self.prompt_token_ids = _tuple(whose, self.prompt_token_ids, "a list of token ids")
         if not self.prompt_token_ids:
-            raise ValueError(f"the prompt of request {self.request_id!r} has 0 tokens, but at least 1 is needed")
+            raise ValueError(f"{whose} has 0 tokens, but at least 1 is needed")
         for token in self.prompt_token_ids:
             _whole(f"a prompt token of request {self.request_id!r}", token, at_least=0)
         _finite("arrival", self.arrival, "at least 0", lambda value: value >= 0)
+        _whole("priority", self.priority, at_least=-(2**63), below=2**63)
         self.tokens = list(self.prompt_token_ids)
 
     @property
@@ -127,7 +134,7 @@ class Request:
         return Lifecycle.INITIATION if self.computed < self.num_prompt_tokens else Lifecycle.INCREMENT
 
     def reason_to_finish(self) -> str | None:
-        """Why the last token ends this request: "stop" (end of sequence), "length" (max_tokens), or None: it goes on."""
+        """Why the newest token ends it: "stop" (end of sequence), "length" (max_tokens), or None (it goes on)."""
         params, last = self.params, self.tokens[-1]
         if last in params.stop_token_ids or (last in self.eos_token_ids and not params.ignore_eos):
             return "stop"
@@ -145,5 +152,12 @@ def _whole(name, value, at_least, below=None):
 
 def _finite(name, value, limit, holds):
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not holds(value):
+    if not number or not abs(value) <= sys.float_info.max or not holds(value):  # `not <=` is true of NaN as well
         raise ValueError(f"{name} is {value!r}, but must be a finite number {limit}")
+
+
+def _tuple(name, value, kind):
+    try:
+        return () if value is None else tuple(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}, but must be {kind}") from None

@@ -54,8 +54,12 @@ class Scheduler:
             )
 
     def add(self, request: Request):
-        """Queues a request. Raises ValueError for one that can never fit."""
+        """Queues a request. Raises ValueError for one that can never fit, that has ended, or whose id is in use."""
         self.check_fits(request)
+        if request.finished:
+            raise ValueError(f"request {request.request_id!r} has ended ({request.finish_reason}): make a new one")
+        if any(request.request_id == other.request_id for other in (*self.running, *self.waiting)):
+            raise ValueError(f"request_id {request.request_id!r} is taken by an unfinished request")
         self.waiting.append(request)
 
     def schedule(self) -> Plan:
@@ -71,16 +75,24 @@ class Scheduler:
 
         tokens: in plan order, the sampled token of each request whose `computed` has caught up with its tokens, else
             None. A request that was aborted since `schedule` is passed over.
-        Raises ValueError, before anything is changed, where a token is missing or too much.
+        Raises ValueError, before anything is changed, where a token is missing or too much, or the plan is impossible.
         """
+        if len(tokens) != len(plan):
+            raise ValueError(f"tokens has {len(tokens)} entries, but the plan has {len(plan)}: one for each request")
         for (request, n_tokens), token in zip(plan, tokens, strict=True):
-            if (token is not None) != (n_tokens == request.gap) and not request.finished:
+            if request.finished:
+                continue
+            if not 1 <= n_tokens <= request.gap:
+                raise ValueError(
+                    f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {request.gap} are open"
+                )
+            if (token is not None) != (n_tokens == request.gap):
                 raise ValueError(
                     f"request {request.request_id!r} computes {n_tokens} of its {request.gap} open tokens, so its "
                     f"token is {'owed' if token is None else 'not due'}, but commit was given {token!r}"
                 )
         events = []
-        for (request, n_tokens), token in zip(plan, tokens):
+        for (request, n_tokens), token in zip(plan, tokens, strict=True):
             if request.finished:
                 continue
             request.computed += n_tokens

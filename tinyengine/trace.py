@@ -108,9 +108,10 @@ class Trace:
 
     def phase(self, span: Span) -> str:
         """"decode" (one token past the prompt), "prefill" (the whole prompt at once), "chunk" (a part of it), or
-        "recompute" (tokens computed before and lost to a preemption)."""
+        "recompute" (generated tokens once more, after a preemption; a part inside the prompt reads as the first time).
+        """
         prompt = self.requests[span.request_id].num_prompt_tokens
-        if span.start >= prompt:
+        if span.start >= prompt and span.n_tokens == 1:
             return "decode"
         if span.start + span.n_tokens > prompt:
             return "recompute"
