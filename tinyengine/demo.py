@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -124,20 +125,18 @@ def _short(text: str, most: int = 48) -> Text:
 
 
 def _table(board: Scoreboard) -> Table:
-    table = Table(title="one workload, every stage", title_justify="left")
-    columns = ("iterations", "slots busy", "idle slot-steps", "padded rows", "K/V reserved", "K/V used")
-    for column in ("stage", *columns, "TTFT p50", "TBT p99", "tok/s", "exact"):
-        table.add_column(column, justify="left" if column == "stage" else "right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # narrow: it fits a terminal of 80 columns
+    columns = ("iter-\nations", "idle slot\nsteps", "padded\nrows", "K/V held\n/ used", "TTFT p50\nms", "TBT p99\nms")
+    for column in ("\nstage", *columns, "\ntok/s", "\nexact"):
+        table.add_column(column, justify="left" if column == "\nstage" else "right", no_wrap=True)
     for run in board.runs:
         m, row = run.metrics, run.row()
         table.add_row(
             run.stage,
             f"{m.iterations:,}",
-            f"{m.slot_occupancy:.1%}",
             f"{m.idle_slot_steps:,}",
             f"{m.padded_rows:,}",
-            f"{m.kv_reserved:.0%}",
-            f"{m.kv_used:.0%}",
+            f"{m.kv_reserved:.0%} / {m.kv_used:.0%}",
             _milliseconds(row["ttft_p50_ms"]),
             _milliseconds(row["tbt_p99_ms"]),
             "-" if m.tokens_per_s is None else f"{m.tokens_per_s:,.0f}",
@@ -147,4 +146,4 @@ def _table(board: Scoreboard) -> Table:
 
 
 def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f} ms"
+    return "-" if value is None else f"{value:,.1f}"

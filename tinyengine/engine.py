@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
 
@@ -92,8 +92,14 @@ class Engine:
         if enable_prefix_caching:
             raise ValueError(f"enable_prefix_caching is True, but stage {stage!r} has no prefix cache")
         make_scheduler, make_memory, make_attention = STAGES[stage]
+        if num_slots is None:
+            num_slots = estimate_num_slots(model)
+        sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        for name, size in {**sizes, "num_slots": num_slots, "block_size": block_size}.items():
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
         if scheduler is None:
-            memory = make_memory.for_arena(num_slots or estimate_num_slots(model), block_size)
+            memory = make_memory.for_arena(num_slots, block_size)
             scheduler = make_scheduler(memory, max_num_seqs, max_num_batched_tokens)
         self.model = model
         self.scheduler = scheduler
@@ -106,7 +112,9 @@ class Engine:
         self._requests: dict[str, Request] = {}  # the unfinished ones
         self._detokenizers: dict[str, Detokenizer] = {}  # theirs
         self._future: list[tuple[float, int, Request]] = []  # a heap by arrival: not yet shown to the scheduler
-        self._numbers = itertools.count()
+        self._ids: set[str] = set()  # all that were ever taken
+        self._names = (name for number in itertools.count() if (name := f"r{number}") not in self._ids)
+        self._order = itertools.count()  # of two requests with one arrival, the one added first comes first
         self._seeds = random.Random(seed)
 
     def add_request(
@@ -123,8 +131,8 @@ class Engine:
         Raises ValueError, with nothing changed, for a prompt or parameter outside its limits.
         """
         params = params or SamplingParams()
-        request_id = f"r{next(self._numbers)}" if request_id is None else request_id
-        if request_id in self.trace.requests or request_id in self._requests:
+        request_id = next(self._names) if request_id is None else request_id
+        if request_id in self._ids:
             raise ValueError(f"request_id {request_id!r} is taken: every request of an engine needs its own")
         if params.temperature > 0 and params.seed is None:
             params = replace(params, seed=self._seeds.getrandbits(63))
@@ -139,11 +147,12 @@ class Engine:
             self.model.eos_token_ids,
         )
         self._check(request)
+        self._ids.add(request_id)
         self._requests[request_id] = request
         self.outputs[request_id] = Output(request_id, text, list(request.prompt_token_ids))
         if self.model.tokenizer is not None:
             self._detokenizers[request_id] = Detokenizer(self.model.tokenizer, params.stop)
-        heapq.heappush(self._future, (request.arrival, next(self._numbers), request))
+        heapq.heappush(self._future, (request.arrival, next(self._order), request))
         self._receive(now)
         return request_id
 
@@ -180,7 +189,7 @@ class Engine:
         """
         request = self._requests.pop(request_id, None)
         if request is None:
-            if request_id not in self.trace.requests:
+            if request_id not in self._ids:
                 raise ValueError(f"request_id {request_id!r} is unknown to this engine, so it cannot be aborted")
             return
         self._future = [entry for entry in self._future if entry[2] is not request]
@@ -188,7 +197,8 @@ class Engine:
         self.scheduler.abort(request)
         self._detokenizers.pop(request_id, None)
         self.outputs[request_id].finish_reason = "abort"
-        self.trace.event("abort", request_id)
+        if request_id in self.trace.requests:  # else it never arrived, and the trace knows nothing of it
+            self.trace.event("abort", request_id)
 
     def generate(
         self,
@@ -318,5 +328,8 @@ def estimate_num_slots(model: Qwen3) -> int:
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, text or token ids, is a list of one."""
-    is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if is_one else list(prompts)
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts is {prompts!r}, but must be a prompt or a list of them")
+    each = [prompts] if isinstance(prompts, str) else list(prompts)
+    is_token_ids = bool(each) and all(hasattr(token, "__index__") and not getattr(token, "shape", ()) for token in each)
+    return [prompts] if is_token_ids else each
