@@ -126,7 +126,7 @@ def _short(text: str, most: int = 48) -> Text:
 
 def _table(board: Scoreboard) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # narrow: it fits a terminal of 80 columns
-    columns = ("iter-\nations", "idle slot\nsteps", "padded\nrows", "K/V held\n/ used", "TTFT p50\nms", "TBT p99\nms")
+    columns = ("iter-\nations", "idle\nsteps", "padded\nrows", "K/V held\n/used", "TTFT p50\nms", "TBT p99\nms")
     for column in ("\nstage", *columns, "\ntok/s", "\nexact"):
         table.add_column(column, justify="left" if column == "\nstage" else "right", no_wrap=True)
     for run in board.runs:
@@ -136,7 +136,7 @@ def _table(board: Scoreboard) -> Table:
             f"{m.iterations:,}",
             f"{m.idle_slot_steps:,}",
             f"{m.padded_rows:,}",
-            f"{m.kv_reserved:.0%} / {m.kv_used:.0%}",
+            f"{m.kv_reserved:.0%}/{m.kv_used:.0%}",
             _milliseconds(row["ttft_p50_ms"]),
             _milliseconds(row["tbt_p99_ms"]),
             "-" if m.tokens_per_s is None else f"{m.tokens_per_s:,.0f}",
