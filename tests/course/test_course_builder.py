@@ -152,15 +152,17 @@ def test_run_stores_clean_outputs(course):
     nb = read(course.solution)
     nb.metadata.update(language_info={"name": "python", "version": "3.0"}, kernelspec={"name": "gone"})
     nb.cells.append(new_code_cell("from tinyengine.course import show_source, predict\nshow_source(predict)\n2 + 2"))
+    nb.cells.append(new_code_cell("class Mine:\n    def f(self):\n        pass\n\nshow_source(Mine)"))
     nbformat.write(nb, course.solution)
     assert list(run_authored(course.root, "2")) == [(course.solution, "")]
     first = course.solution.read_bytes()
     nb = read(course.solution)
     assert [c.id for c in nb.cells] == ["markdown-00", "setup-1", "answer-2-1", "check-2-1", "answer-2-2", "check-2-2",
-                                        "code-06"]
+                                        "code-06", "code-07"]
     assert nb.metadata.language_info == {"name": "python"} and nb.metadata.kernelspec.name == "python3"
     assert untidy(nb) == ""
-    shown, four = nb.cells[-1].outputs
+    assert nb.cells[7].outputs[0].data["text/plain"].startswith("# this notebook: Mine\nclass Mine:\n    def f(self)")
+    shown, four = nb.cells[6].outputs
     assert shown.data["text/markdown"].startswith("`tinyengine/course/lesson.py: predict`\n\n```python\ndef predict(")
     assert four.data["text/plain"] == "4"
     assert set(nb.cells[3].outputs[0].data) == {"text/plain"}  # the private MIME type is for the grader only

@@ -112,7 +112,7 @@ def derive(solution, stem: str):
             meta["jupyter"] = cell.metadata["jupyter"]
         if kind:  # JupyterLab refuses to edit, cut or delete such a cell
             meta.update({"editable": False, "deletable": False,
-                         "exercise": NotebookNode({"role": kind, "source_sha": sha(cell.source)})})
+                         "exercise": NotebookNode({"cell": cell.id, "source_sha": sha(cell.source)})})
         cell.metadata = meta
         if attached:
             cell["attachments"] = attached
@@ -141,7 +141,7 @@ def answer_cell(cell, exercise) -> dict:
         except SyntaxError as error:
             raise CourseError(f"the stub of {exercise['id']} is not Python ({error.msg}, line {error.lineno}): move the "
                               "SOLUTION markers so that a `raise` may stand in their place.") from None
-    cell.metadata["exercise"] = {"id": exercise["id"], "role": "answer"}
+    cell.metadata["exercise"] = {"id": exercise["id"], "cell": cell.id}
     return {"cell": cell.id, "stub": cell.source, "lines": lines}
 
 

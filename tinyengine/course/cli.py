@@ -76,7 +76,7 @@ def run_grade(args) -> int:
     card = grade(path, root, args.timeout)
     card["messages"] += [f"{other} is graded by its path: tinyengine grade {other}" for other in others]
     remember(card, path, root)
-    print_scorecard(card)
+    print_scorecard(card, path.stat().st_mtime)
     if args.json:
         write_json(args.json, card)
     if args.junit:

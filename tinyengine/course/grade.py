@@ -91,24 +91,39 @@ def graded_copy(nb, entry) -> tuple:
 def restore(graded, canonical, entry) -> str:
     """Put the course's own cell where the learner's file has it, or where it was; says what was found there."""
     cell_id, source = canonical["cell"], canonical["source"]
-    for cell in graded.cells:
-        if cell["id"] == cell_id:
-            untouched = cell.metadata.get("exercise", {}).get("source_sha") == sha(cell.source)
-            same = cell.cell_type == "code" and cell.source.rstrip() == source.rstrip()
-            cell.update(nbformat.v4.new_code_cell(source, id=cell_id))
-            return "intact" if same else "older" if untouched else "edited"
-    order = entry["cells"]
-    later = set(order[order.index(cell_id) + 1:])
-    spot = next((i for i, cell in enumerate(graded.cells) if cell["id"] in later), len(graded.cells))
-    graded.cells.insert(spot, nbformat.v4.new_code_cell(source, id=cell_id))
-    return "deleted"
+    cell = find(graded, cell_id)
+    if cell is None:
+        order = entry["cells"]
+        later = set(order[order.index(cell_id) + 1:])
+        spot = next((i for i, cell in enumerate(graded.cells) if cell["id"] in later), len(graded.cells))
+        graded.cells.insert(spot, nbformat.v4.new_code_cell(source, id=cell_id))
+        return "deleted"
+    is_code = cell.cell_type == "code"
+    same = is_code and cell.source.rstrip() == source.rstrip()
+    untouched = is_code and note_of(cell).get("source_sha") == sha(cell.source)
+    cell.clear()
+    cell.update(nbformat.v4.new_code_cell(source, id=cell_id))
+    return "intact" if same else "older" if untouched else "edited"
+
+
+def find(nb, cell_id: str):
+    """A cell by its id; one that was cut and pasted has a new id, and keeps the builder's note."""
+    by_id = (cell for cell in nb.cells if cell["id"] == cell_id)
+    by_note = (cell for cell in nb.cells if note_of(cell).get("cell") == cell_id)
+    return next(by_id, None) or next(by_note, None)
+
+
+def note_of(cell) -> dict:
+    """What the builder wrote into a cell's metadata, if the learner left it alone."""
+    note = cell.metadata.get("exercise")
+    return note if isinstance(note, dict) else {}
 
 
 def after_its_answer(graded, exercise) -> None:
     """A check that stands before its answer (the learner moved a cell) goes right after it."""
-    ids = [cell["id"] for cell in graded.cells]
-    check = ids.index(exercise["check"]["cell"])
-    last = max((ids.index(a["cell"]) for a in exercise["answers"] if a["cell"] in ids), default=-1)
+    check = graded.cells.index(find(graded, exercise["check"]["cell"]))
+    answers = [find(graded, answer["cell"]) for answer in exercise["answers"]]
+    last = max((graded.cells.index(cell) for cell in answers if cell is not None), default=-1)
     if last > check:
         graded.cells.insert(last, graded.cells.pop(check))
 
@@ -144,7 +159,7 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
 
 def judge(exercise, nb, outcomes, check_state) -> dict:
     """An exercise's status, points and messages from what happened in its cells."""
-    answers = [answer_state(answer, exercise["id"], nb, outcomes) for answer in exercise["answers"]]
+    answers = [answer_state(answer, nb, outcomes) for answer in exercise["answers"]]
     outcome = outcomes.get(exercise["check"]["cell"], {"state": "error", "reports": []})
     report = next((r for r in outcome["reports"] if r.get("exercise") == exercise["id"]), None)
     lines = report["lines"] if report and len(outcome["reports"]) == 1 else []
@@ -202,9 +217,9 @@ def status_of(answers, outcome, lines, points, max_points) -> str:
     return "failed"
 
 
-def answer_state(answer, exercise_id, nb, outcomes) -> dict:
+def answer_state(answer, nb, outcomes) -> dict:
     """What became of one answer cell: unchanged, deleted, unwritten, timeout, died, error or ok."""
-    cell = find_answer(nb, answer["cell"], exercise_id)
+    cell = find(nb, answer["cell"])
     if cell is None or cell.cell_type != "code" or not has_code(cell.source):
         return {"state": "deleted", "message": ""}
     if cell.source.strip() == answer["stub"].strip():
@@ -215,14 +230,6 @@ def answer_state(answer, exercise_id, nb, outcomes) -> dict:
         return {"state": "unwritten", "message": ""}
     message = trouble("your answer cell", error, cell.source) if outcome["state"] == "error" else ""
     return {"state": outcome["state"], "message": message}
-
-
-def find_answer(nb, cell_id, exercise_id):
-    """The answer cell by its id; a cut and pasted cell has a new id and keeps its metadata."""
-    by_id = [cell for cell in nb.cells if cell["id"] == cell_id]
-    by_role = [cell for cell in nb.cells
-               if cell.metadata.get("exercise", {}) == {"id": exercise_id, "role": "answer"}]
-    return next(iter(by_id + by_role), None)
 
 
 def one_line(message: str) -> str:

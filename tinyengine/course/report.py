@@ -1,5 +1,6 @@
 """A scorecard as people and machines read it: a table in the terminal, JUnit XML, and the table of progress."""
 
+import time
 from xml.etree import ElementTree
 
 from rich.console import Console
@@ -15,10 +16,11 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(highlight=False, width=100)
 
 
-def print_scorecard(card: dict) -> None:
-    """One row per exercise with its reasons below it, then the total."""
+def print_scorecard(card: dict, saved: float) -> None:
+    """One row per exercise with its reasons below it, then the total; `saved` reminds whoever forgot to save."""
     screen = console()
-    table = Table(title=card["notebook"], title_justify="left", show_lines=True)
+    screen.print(Text(f"{card['notebook']}, as saved at {time.strftime('%H:%M:%S', time.localtime(saved))}"))
+    table = Table(show_lines=True)
     table.add_column("exercise", overflow="fold")
     table.add_column("points", justify="right", no_wrap=True)
     table.add_column("state and reasons", overflow="fold", ratio=1)

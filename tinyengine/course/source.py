@@ -4,6 +4,7 @@ The output is the same on every machine (no absolute path, no line number of the
 changed engine turns the lesson red until it is run again.
 """
 
+import ast
 import difflib
 import inspect
 import linecache
@@ -40,11 +41,22 @@ def source_of(obj) -> str:
     linecache.checkcache()  # a kernel that lives longer than an edit of the file must not show old lines
     try:
         code = inspect.getsource(target)
-    except (TypeError, OSError) as error:
-        raise ValueError(
-            f"show_source got {obj!r}, which has no Python source: give it a class, a function or a method."
-        ) from error
+    except (TypeError, OSError):
+        code = class_in_a_cell(target)
+    if not code:
+        raise ValueError(f"show_source got {obj!r}, which has no Python source: give it a class, a function or a method.")
     return textwrap.dedent(code).rstrip()
+
+
+def class_in_a_cell(cls) -> str:
+    """The code of a class typed in a notebook: inspect knows no file for it, and its methods know their cell."""
+    for member in vars(cls).values() if inspect.isclass(cls) else ():
+        if inspect.isfunction(member):
+            cell = "".join(linecache.getlines(member.__code__.co_filename))
+            for node in ast.walk(ast.parse(cell)):
+                if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                    return ast.get_source_segment(cell, node)
+    return ""
 
 
 def caption(obj) -> str:
