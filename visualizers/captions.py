@@ -49,8 +49,9 @@ def _list(phrases: Iterable[str]) -> str:
 
 
 def _entry(request_id: str, row: int, before: str | None) -> str:
-    place = f"batch slot {row}" if before is None else "its old batch slot" if before == request_id else f"{label(before)}'s batch slot"
-    return f"{label(request_id)} admitted into {place}"
+    if before in (None, request_id):
+        return f"{label(request_id)} admitted into {'batch slot' if before is None else 'its old batch slot'} {row}"
+    return f"{label(request_id)} admitted into {label(before)}'s batch slot"
 
 
 def _ending(event: Event) -> str:
@@ -68,7 +69,7 @@ def _work(trace: Trace, iteration: Iteration) -> str:
     for phase, count in spans.items():
         size = "" if phase == "decode" else f" ({tokens[phase]} {_plural('token', tokens[phase])})"
         parts.append(f"{count} {_plural(phase, count)}{size}")
-    return ", ".join(sorted(parts, reverse=True)) or "nothing ran"
+    return ", ".join(parts) or "nothing ran"
 
 
 def _plural(word: str, count: int) -> str:

@@ -80,7 +80,7 @@ def test_a_preempted_row_is_outlined_only_until_another_request_runs_there():
 def test_captions_are_plain_words():
     engine = engine_of(CHUNKS)
     assert engine["captions"][1] == (
-        "iteration 1: r1 admitted into batch slot 1; 1 prefill (2 tokens), 1 chunk (2 tokens); 1 waiting"
+        "iteration 1: r1 admitted into batch slot 1; 1 chunk (2 tokens), 1 prefill (2 tokens); 1 waiting"
     )
     assert engine["captions"][3] == "iteration 3: 2 decodes; r0 finished (length); 2 padding rows"
     assert engine["captions"][4] == "iteration 4: r1 preempted; 1 chunk (2 tokens); 1 waiting"
@@ -91,6 +91,7 @@ def test_captions_are_plain_words():
 
 def test_many_names_are_counted():
     engine = engine_of(run(Static, sized(*[(1, 1)] * 5), 5))
+    assert "r0 admitted into batch slot 0, r1 admitted into batch slot 1 and 3 more" in engine["captions"][0]
     assert "r0 finished (length), r1 finished (length) and 3 more" in engine["captions"][0]
 
 

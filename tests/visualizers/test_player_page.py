@@ -30,7 +30,7 @@ def open_page(browser, tmp_path):
 
     def open_(player, width=1000, scheme="light"):
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
+        page.on("console", lambda message: message.type == "error" and errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(player.to_html(tmp_path / f"{len(pages)}.html").as_uri())
         pages.append(page)

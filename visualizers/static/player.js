@@ -50,7 +50,6 @@ class Player {
     this.build(host);
     this.setClock("iteration");
     this.watch();
-    this.restyle();
   }
 
   label(request) {
@@ -97,7 +96,8 @@ class Player {
   buildEngine(engine, e) {
     const section = element("section", "te-engine"), caption = element("p", "te-caption");
     section.dataset.engine = engine.name;
-    caption.append(element("b", "", engine.name), element("span", "te-words"), element("span", "te-note"));
+    caption.appendChild(element("span", "")).append(
+      element("b", "", engine.name), element("span", "te-words"), element("span", "te-note"));
     caption.querySelector(".te-words").dataset.testid = "caption";
     caption.querySelector(".te-note").dataset.testid = "note";
     section.append(caption, ...this.strips.filter((strip) => strip.e === e).map((strip) => strip.canvas));
@@ -257,7 +257,8 @@ class Player {
 
   watch() {
     const restyle = () => this.restyle(), scheme = matchMedia("(prefers-color-scheme: dark)");
-    const sized = new ResizeObserver(() => this.resize()), themed = new MutationObserver(restyle);
+    // Jupyter puts the element into the page after render(): it has neither size nor colours until it is first observed.
+    const sized = new ResizeObserver(() => (this.theme ? this.resize() : this.restyle())), themed = new MutationObserver(restyle);
     sized.observe(this.root);
     themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
     scheme.addEventListener("change", restyle);
@@ -265,6 +266,7 @@ class Player {
   }
 
   restyle() {
+    if (!this.root.clientWidth) return;
     this.root.dataset.theme = isDark(this.root) ? "dark" : "light";
     this.theme = themeOf(this.root, this.data.palette);
     this.drawLegend();
@@ -273,7 +275,7 @@ class Player {
 
   resize() {
     const width = this.strips[0].canvas.parentElement.clientWidth;
-    if (!width) return; // not in a page yet, or in a folded output
+    if (!width || !this.theme) return; // not in a page yet, or in a folded output
     this.width = width;
     this.dpr = devicePixelRatio;
     this.strips.forEach((strip) => strip.resize(width, this.dpr));

@@ -29,9 +29,10 @@ const slotTimeline = {
       const future = stay.first > pen.now ? 2 * FUTURE : 1;
       g.globalAlpha = future * (dimmed(pen, stay.request) ? UNFOLLOWED : 1);
       const text = fit(g, pen, pen.requests[stay.request], Math.min(room, pen.width - left));
+      const middle = pen.y(stay.row) + pen.h / 2 + 0.5;
       g.strokeStyle = pen.hue(stay.request).pale; // a halo, so that hatching does not run through the letters
-      g.strokeText(text, left + 4, pen.y(stay.row) + pen.h / 2 + 0.5);
-      g.fillText(text, left + 4, pen.y(stay.row) + pen.h / 2 + 0.5);
+      if (!shift) g.strokeText(text, left + 4, middle);
+      g.fillText(text, left + 4, middle);
     }
     g.globalAlpha = 1;
   },

@@ -1,0 +1,159 @@
+"""The widget in a real JupyterLab: a cell is run, play is pressed, and the picture moves."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from visualizers.frames import PALETTE
+from visualizers.picture import PALE, mix
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parents[2]
+CELL = """
+import sys
+sys.path[:0] = {paths!r}
+from trace_samples import requests, run
+from tinyengine.scheduler import Orca, Static
+from visualizers import compare, show
+
+compare(static=run(Static, requests()), orca=run(Orca, requests()))
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a JupyterLab that shares nothing with the user's, and the folder that it serves."""
+    home = tmp_path_factory.mktemp("lab")
+    folders = {name: home / name for name in ("config", "data", "runtime", "ipython", "path", "settings", "spaces", "work")}
+    for folder in folders.values():
+        folder.mkdir()
+    write_json(
+        folders["path"] / "kernels/python3/kernel.json",
+        {
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": "Python 3",
+            "language": "python",
+        },
+    )
+    extension = folders["settings"] / "@jupyterlab/apputils-extension"
+    write_json(extension / "notification.jupyterlab-settings", {"fetchNews": "false", "checkForUpdates": False})
+    environment = os.environ | {
+        "JUPYTER_CONFIG_DIR": str(folders["config"]),
+        "JUPYTER_DATA_DIR": str(folders["data"]),
+        "JUPYTER_RUNTIME_DIR": str(folders["runtime"]),
+        "JUPYTER_PATH": str(folders["path"]),
+        "JUPYTERLAB_SETTINGS_DIR": str(folders["settings"]),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folders["spaces"]),
+        "IPYTHONDIR": str(folders["ipython"]),
+    }
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}", "--allow-root"),
+        *("--ServerApp.port_retries=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={folders['work']}"),
+        "--LabApp.expose_app_in_browser=True",
+    ]
+    with (home / "log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            wait_for(f"http://127.0.0.1:{port}/api", server, home / "log")
+            yield f"http://127.0.0.1:{port}/lab", folders["work"]
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+def write_json(path: Path, content: dict):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def wait_for(address: str, server: subprocess.Popen, log: Path):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            return urllib.request.urlopen(address, timeout=5).close()
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"JupyterLab did not start: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture
+def notebook(lab, browser):
+    """A page with a notebook of one cell, run: its output is the widget."""
+    address, folder = lab
+    cell = {
+        "cell_type": "code", "execution_count": None, "id": "a", "metadata": {}, "outputs": [],
+        "source": CELL.format(paths=[str(ROOT), str(ROOT / "tests/visualizers")]),
+    }  # fmt: skip
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    write_json(folder / "look.ipynb", {"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(f"{address}/tree/look.ipynb?reset")
+    page.wait_for_function(
+        "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.connectionStatus === 'connected'"
+    )
+    page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.locator(".te-player canvas").first.wait_for()
+    page.get_by_text("iteration 0:").first.wait_for()
+    yield page
+    page.close()
+
+
+def picture(page):
+    return page.locator(".te-engine canvas").first.evaluate("canvas => canvas.toDataURL()")
+
+
+def test_the_first_picture_has_the_colours_of_the_page(notebook):
+    """render() runs before the element stands in the page, where it has no colours yet."""
+    colour = """root => { const {strips} = root.player, canvas = strips[0].canvas, dpr = devicePixelRatio;
+        for (let x = 0; ; x++) if (strips[0].hit(x, 31)?.i === 1)
+            return [...canvas.getContext("2d").getImageData((x + 3) * dpr, 31 * dpr, 1, 1).data]; }"""
+    notebook.get_by_test_id("scrub").press("End")
+    notebook.wait_for_timeout(100)
+    pale = [int(mix(PALETTE[0], "#ffffff", PALE)[n : n + 2], 16) for n in (1, 3, 5)]
+    assert notebook.locator(".te-player").evaluate(colour) == [*pale, 255]
+
+
+def test_play_moves_the_picture_and_keys_stay_in_the_widget(notebook):
+    before = picture(notebook)
+    notebook.locator('[data-act="play"]').click()
+    notebook.get_by_test_id("position").get_by_text("iteration 3").wait_for()
+    notebook.locator('[data-act="play"]').click()
+    assert picture(notebook) != before
+
+    cells = notebook.locator(".jp-Notebook .jp-Cell").count()
+    notebook.get_by_test_id("scrub").focus()
+    for key in ("b", "a", "d", "d", "Home", "ArrowRight"):
+        notebook.keyboard.press(key)
+    assert notebook.locator(".jp-Notebook .jp-Cell").count() == cells
+    notebook.get_by_test_id("position").get_by_text("iteration 1", exact=True).wait_for()
+
+
+def test_it_follows_the_theme_of_jupyterlab(notebook):
+    player = notebook.locator(".te-player")
+    assert player.get_attribute("data-theme") == "light"
+    notebook.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    notebook.locator('.te-player[data-theme="dark"]').wait_for()
+    notebook.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+    notebook.locator('.te-player[data-theme="light"]').wait_for()
+
+
+def test_the_stored_output_carries_the_png_beside_the_widget(notebook, lab):
+    notebook.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    path, deadline = lab[1] / "look.ipynb", time.monotonic() + 30
+    while not (outputs := json.loads(path.read_text())["cells"][0]["outputs"]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    (output,) = outputs
+    assert set(output["data"]) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    assert "".join(output["data"]["text/plain"]) == "Player(static: 56 iterations, orca: 51 iterations)"
