@@ -21,7 +21,6 @@ class KVCache:
 
     def __init__(self, config, num_slots: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_hidden_layers, num_slots, config.num_key_value_heads, config.head_dim)
-        # Zeros, not whatever was in memory: a masked slot still takes part as 0 * value, and 0 * NaN is NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
@@ -43,9 +42,12 @@ class Padded:
     def __call__(self, batch: Batch) -> Attend:
         width = max(batch.counts)
         rows, longest = len(batch.tokens) // width, max(batch.lengths)
-        table = torch.zeros(rows, longest, dtype=torch.long)  # slot 0 stands in where a request has no more tokens
+        table = torch.zeros(rows, longest, dtype=torch.long)
         for row, slots in enumerate(batch.tables):
-            table[row, : len(slots)] = torch.as_tensor(slots)
+            # Past its tokens a request's own first slot stands in, never a foreign one: a masked value still takes part
+            # as 0 * value, and 0 * NaN is NaN.
+            table[row] = slots[0]
+            table[row, : len(slots)] = _as_tensor(slots)
         table = table.to(batch.tokens.device)
         # A query sees the keys up to its own position: [rows, 1, width, longest]. Positions count within a request, so
         # this holds for a prompt, for one new token, and for a chunk behind older context.
@@ -81,7 +83,7 @@ class PerRequest:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
             out, offset = torch.empty_like(q), 0
-            for count, slots in zip(batch.counts, views):
+            for count, slots in zip(batch.counts, views, strict=True):
                 rows = slice(offset, offset + count)
                 out[rows] = one_request(q[rows], self.cache.keys[layer, slots], self.cache.values[layer, slots])
                 offset += count
@@ -115,4 +117,10 @@ def _as_index(table: range | list[int], device: torch.device) -> slice | torch.T
     """One piece of the arena is a view of it; scattered slots must be gathered."""
     if isinstance(table, range):
         return slice(table.start, table.stop)
-    return torch.tensor(table, dtype=torch.long, device=device)
+    return _as_tensor(table).to(device)
+
+
+def _as_tensor(table: range | list[int]) -> torch.Tensor:
+    if isinstance(table, range):  # torch.tensor would walk through it in Python
+        return torch.arange(table.start, table.stop)
+    return torch.tensor(table, dtype=torch.long)

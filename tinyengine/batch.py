@@ -72,7 +72,7 @@ def rectangle(plan: Plan, memory: Slots, rows: int, device: torch.device) -> Bat
 def _build(plan: Plan, memory: Slots, offsets: list[int], size: int, device: torch.device) -> Batch:
     tokens, positions, real, slot_mapping = [0] * size, [0] * size, [], []
     counts, lengths, tables, due, last = [], [], [], [], []
-    for index, ((request, count), offset) in enumerate(zip(plan, offsets)):
+    for index, ((request, count), offset) in enumerate(zip(plan, offsets, strict=True)):
         first, end = request.computed, request.computed + count
         tokens[offset : offset + count] = request.tokens[first:end]
         positions[offset : offset + count] = range(first, end)

@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return args.func(args) or 0
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"tinyengine: {error}", file=sys.stderr)
         return 2
 
@@ -69,6 +69,8 @@ def _generate(args) -> int:
     )
     model = load_model(args.model)
     prompt = args.prompt
+    if model.tokenizer is None:
+        raise ValueError(f"model {args.model!r} has no tokenizer, so it cannot read a prompt")
     if not args.raw:
         messages = [{"role": "user", "content": prompt}]
         prompt = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -1,5 +1,7 @@
 """Tokens to text as they come, without half a character and without the beginning of a stop string."""
 
+HALF = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer puts for bytes that are no character, or not one yet
+
 
 class Detokenizer:
     """The text of one request's output, piece by piece.
@@ -24,17 +26,21 @@ class Detokenizer:
         """The text that `token` makes certain; "" while a character or a possible stop string is incomplete. After a
         stop string has appeared `stopped` is True and nothing more comes."""
         self._tokens.append(token)
-        before = self._decode(self._window, self._read)
-        text = self._decode(self._window, len(self._tokens))
-        if len(text) <= len(before) or text.endswith("\N{REPLACEMENT CHARACTER}"):
+        text = self._unread()
+        if not text or text.endswith(HALF):
             return ""
         self._window, self._read = self._read, len(self._tokens)
-        return self._release(text[len(before) :])
+        return self._release(text)
 
     def flush(self) -> str:
         """What was held back, when the output ends without a stop string. Half a character is never given."""
-        text, self._held = self._held, ""
+        text = self._release(self._unread().rstrip(HALF))
+        text, self._held = text + self._held, ""
         return text
+
+    def _unread(self) -> str:
+        before = self._decode(self._window, self._read)
+        return self._decode(self._window, len(self._tokens))[len(before) :]
 
     def _decode(self, first: int, end: int) -> str:
         return self.tokenizer.decode(self._tokens[first:end], skip_special_tokens=True)

@@ -161,7 +161,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[StreamedToken]:
-        """One iteration, and the tokens it gave; [] where it gave none, or where it only waited for the next arrival."""
+        """One iteration, and the tokens it gave; [] where it gave none or only waited for the next arrival."""
         started = self.clock.now()
         self._receive(started)
         plan = self.scheduler.schedule()
@@ -206,7 +206,7 @@ class Engine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = False,
     ) -> list[Output]:
-        """Runs all prompts to their end, beside whatever else the engine has to do; outputs in the order of the prompts.
+        """Runs all prompts to their end, beside whatever else the engine has to do; outputs in order of the prompts.
 
         params: one for all, or one for each. If anything raises, the requests made here are aborted.
         """
@@ -224,12 +224,12 @@ class Engine:
         yield from self._run(_as_list(prompts), params, [])
 
     def _run(self, prompts: list[Prompt], params, outputs: list[Output]) -> Iterator[StreamedToken]:
-        """Adds the prompts, fills `outputs`, and steps until they have all ended; on any way out nothing is left behind."""
+        """Adds the prompts, fills `outputs`, and steps until they have all ended. No way out leaves anything behind."""
         each = [params] * len(prompts) if isinstance(params, SamplingParams | None) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"params has {len(each)} entries, but there are {len(prompts)} prompts: give one for each")
         try:
-            for prompt, own in zip(prompts, each):
+            for prompt, own in zip(prompts, each, strict=True):
                 outputs.append(self.outputs[self.add_request(prompt, own)])
             given = [0] * len(outputs)  # read from the outputs, not from step(): another stream may do the stepping
             while True:
@@ -258,8 +258,8 @@ class Engine:
     def _idle(self) -> list[StreamedToken]:
         if self.scheduler.has_unfinished:
             raise RuntimeError(
-                f"{type(self.scheduler).__name__}.schedule() planned nothing, with {len(self.scheduler.waiting)} requests "
-                f"waiting and {len(self.scheduler.running)} running: nothing could ever change that"
+                f"{type(self.scheduler).__name__}.schedule() planned nothing, with {len(self.scheduler.waiting)} "
+                f"requests waiting and {len(self.scheduler.running)} running: nothing could ever change that"
             )
         if self._future:
             self.clock.wait_until(self._future[0][0])
@@ -290,11 +290,14 @@ class Engine:
             try:
                 return [index(token) for token in prompt]
             except TypeError:
+                kind = type(prompt).__name__
                 raise ValueError(
-                    f"the prompt of request {request_id!r} is {type(prompt).__name__}, but must be text or whole token ids"
+                    f"the prompt of request {request_id!r} is {kind}, but must be text or whole token ids"
                 ) from None
         if self.model.tokenizer is None:
-            raise ValueError(f"the prompt of request {request_id!r} is text, but the model has no tokenizer: give token ids")
+            raise ValueError(
+                f"the prompt of request {request_id!r} is text, but the model has no tokenizer: give token ids"
+            )
         return self.model.tokenizer(prompt).input_ids
 
     def _check(self, request: Request):
@@ -302,8 +305,8 @@ class Engine:
         unknown = [token for token in request.prompt_token_ids if token >= config.vocab_size]
         if unknown:
             raise ValueError(
-                f"the prompt of request {request.request_id!r} holds token id {unknown[0]}, but the model's vocabulary ends "
-                f"at {config.vocab_size - 1}"
+                f"the prompt of request {request.request_id!r} holds token id {unknown[0]}, but the model's vocabulary "
+                f"ends at {config.vocab_size - 1}"
             )
         if request.max_slots > config.max_position_embeddings:
             raise ValueError(

@@ -50,7 +50,9 @@ def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     if any(request.params.top_k > 0 or request.params.top_p < 1.0 for request in requests):
         vocab = logits.shape[-1]
         top_k = [min(request.params.top_k, vocab) if request.params.top_k > 0 else vocab for request in requests]
-        logits = cut(logits, column(top_k, torch.long), column([request.params.top_p for request in requests]))
+        # infinite where there is no limit: the running sum may round to 1 before the last token
+        top_p = [request.params.top_p if request.params.top_p < 1.0 else torch.inf for request in requests]
+        logits = cut(logits, column(top_k, torch.long), column(top_p))
     seeds = column([request.params.seed for request in requests], torch.long)
     positions = column([len(request.tokens) for request in requests], torch.long)
     # The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the

@@ -56,8 +56,8 @@ def _folder(name: str) -> Path:
         return folder
     if folder.is_absolute() or name.startswith(".") or name.count("/") != 1:
         raise FileNotFoundError(
-            f'model folder {name!r} does not exist: give a folder with a config.json, a hub name such as "Qwen/Qwen3-0.6B", '
-            'or "tiny"'
+            f'model folder {name!r} does not exist: give a folder with a config.json, a hub name such as '
+            '"Qwen/Qwen3-0.6B", or "tiny"'
         )
     from huggingface_hub import snapshot_download  # imported here: a local model needs no hub
 
@@ -65,8 +65,8 @@ def _folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except Exception as error:  # whatever went wrong on the way, the reader can do the same two things about it
         raise FileNotFoundError(
-            f"model {name!r} is neither a folder here nor to be had from the hub ({type(error).__name__}): check the name "
-            'and the network, or download it where there is one and give its folder; "tiny" needs no network'
+            f"model {name!r} is neither a folder here nor to be had from the hub ({type(error).__name__}): check the "
+            'name and the network, or download it where there is one and give its folder; "tiny" needs no network'
         ) from error
 
 
@@ -101,7 +101,7 @@ def _dtype(raw: dict, folder: Path) -> torch.dtype:
     name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     dtype = getattr(torch, str(name), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"the dtype in {folder / 'config.json'} is {name!r}, but must be one of torch's, such as 'bfloat16'")
+        raise ValueError(f"dtype in {folder / 'config.json'} is {name!r}, but must be one of torch's ('bfloat16')")
     return dtype
 
 

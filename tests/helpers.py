@@ -1,0 +1,79 @@
+"""What several test modules need: requests alone, an engine run under watch, and a tokenizer that splits characters."""
+
+from dataclasses import dataclass, field
+
+from tinyengine import Engine, SamplingParams
+from tinyengine.clock import IterationClock
+
+
+@dataclass
+class Job:
+    """A request of a test, and when it arrives, in iterations."""
+
+    prompt: list[int] | str
+    params: SamplingParams = field(default_factory=SamplingParams)
+    arrival: float = 0.0
+
+
+class Alone:
+    """Greedy outputs of requests alone, by transformers. It remembers the longest output of each prompt: whatever ends
+    a greedy output sooner (max_tokens, an end-of-sequence token) only cuts it."""
+
+    def __init__(self, oracle, eos_token_ids, longest: int = 24):
+        self.oracle, self.eos_token_ids, self.longest = oracle, eos_token_ids, longest
+        self._outputs: dict[tuple[int, ...], list[int]] = {}
+
+    def __call__(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        key = tuple(prompt)
+        if key not in self._outputs:
+            whole = SamplingParams(max_tokens=self.longest, ignore_eos=True)
+            self._outputs[key] = self.oracle.generate(prompt, whole)
+        assert params.max_tokens <= self.longest and params.repetition_penalty == 1.0
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
+        tokens = self._outputs[key][: params.max_tokens]
+        return next((tokens[: place + 1] for place, token in enumerate(tokens) if token in ends), tokens)
+
+
+def serve(engine: Engine, jobs: list[Job]):
+    """Runs the jobs to their end and returns their outputs; the memory is looked at after every step."""
+    ids = [engine.add_request(job.prompt, job.params, arrival=job.arrival) for job in jobs]
+    while engine.has_unfinished():
+        engine.step()
+        engine.memory.check()
+    assert_nothing_left(engine)
+    return [engine.outputs.pop(request_id) for request_id in ids]
+
+
+def iteration_engine(model, stage: str, **options) -> Engine:
+    return Engine(model, stage, clock=IterationClock(), **options)
+
+
+def assert_nothing_left(engine: Engine):
+    """No request, no memory, no detokenizer, no queue entry outlives its end."""
+    engine.memory.check()
+    assert not engine.memory.holders
+    assert not engine.has_unfinished() and not engine.scheduler.has_unfinished
+    assert not (engine._requests or engine._detokenizers or engine._future)
+
+
+TEXT = "the cat 世界 한국어 🦊🦊 naïve e\u0301 " * 8
+
+
+def byte_tokenizer(vocab_size: int = 300):
+    """A byte-level BPE whose tokens end anywhere in a character, and merge over its border: no pre-tokenizer keeps them
+    apart. `<|end|>` is special."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        max_token_length=4,
+    )
+    tokenizer.train_from_iterator([TEXT[i : i + 40] for i in range(0, len(TEXT), 7)], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", clean_up_tokenization_spaces=False)
