@@ -257,7 +257,7 @@ class Player {
 
   watch() {
     const restyle = () => this.restyle(), scheme = matchMedia("(prefers-color-scheme: dark)");
-    // Jupyter puts the element into the page after render(): it has neither size nor colours until it is first observed.
+    // Jupyter puts the element into the page after render(): it has neither size nor colours until then.
     const sized = new ResizeObserver(() => (this.theme ? this.resize() : this.restyle())), themed = new MutationObserver(restyle);
     sized.observe(this.root);
     themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
@@ -266,7 +266,7 @@ class Player {
   }
 
   restyle() {
-    if (!this.root.clientWidth) return;
+    if (!this.root.isConnected) return;
     this.root.dataset.theme = isDark(this.root) ? "dark" : "light";
     this.theme = themeOf(this.root, this.data.palette);
     this.drawLegend();

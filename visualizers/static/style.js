@@ -12,6 +12,8 @@ function mix(a, b, share) {
 }
 
 function isDark(element) {
+  const { jpThemeLight } = document.body.dataset; // JupyterLab says so; its colours arrive a little later
+  if (jpThemeLight !== undefined) return jpThemeLight === "false";
   for (const name of ["--jp-layout-color0", "--vscode-editor-background"]) {
     if (!getComputedStyle(element).getPropertyValue(name)) continue;
     const probe = element.appendChild(document.createElement("i"));
