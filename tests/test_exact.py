@@ -18,7 +18,8 @@ from tinyengine.workload import chat, workload
 
 EOS = tuple(range(20, 44))  # of 300 tokens: an output of the random model meets one after about a dozen
 RNG = random.Random(1)
-PROMPTS = [[RNG.randrange(300) for _ in range(length)] for length in (1, 1, 2, 3, 5, 8, *RNG.choices(range(1, 61), k=18))]
+LENGTHS = (1, 1, 2, 3, 5, 8, *RNG.choices(range(1, 61), k=18))
+PROMPTS = [[RNG.randrange(300) for _ in range(length)] for length in LENGTHS]
 
 device = pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)], scope="module")(
     lambda request: request.param
@@ -151,7 +152,7 @@ def prompt_length(engine, span) -> int:
     return engine.trace.requests[span.request_id].num_prompt_tokens
 
 
-# ---- The comparison can fail: each of these faults must show as a wrong token -----------------------------------------
+# ---- The comparison can fail: each of these faults must show as a wrong token ----------------------------------------
 
 
 def late_position(monkeypatch):

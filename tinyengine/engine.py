@@ -233,12 +233,11 @@ class Engine:
                 outputs.append(self.outputs[self.add_request(prompt, own)])
             given = [0] * len(outputs)  # read from the outputs, not from step(): another stream may do the stepping
             while True:
-                finished = all(output.finish_reason for output in outputs)
-                for number, output in enumerate(outputs):
-                    for place in range(given[number], len(output.token_ids)):
-                        yield output.token(place)
-                    given[number] = len(output.token_ids)
-                if finished:
+                while behind := [n for n, output in enumerate(outputs) if given[n] < len(output.token_ids)]:
+                    for number in behind:  # looked for anew after these: more may have come between two yields
+                        given[number] += 1
+                        yield outputs[number].token(given[number] - 1)
+                if all(output.finish_reason for output in outputs):
                     return
                 self.step()
         finally:
