@@ -77,22 +77,9 @@ class Scheduler:
             None. A request that was aborted since `schedule` is passed over.
         Raises ValueError, before anything is changed, where a token is missing or too much, or the plan is impossible.
         """
-        if len(tokens) != len(plan):
-            raise ValueError(f"tokens has {len(tokens)} entries, but the plan has {len(plan)}: one for each request")
-        for (request, n_tokens), token in zip(plan, tokens, strict=True):
-            if request.finished:
-                continue
-            if not 1 <= n_tokens <= request.gap:
-                raise ValueError(
-                    f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {request.gap} are open"
-                )
-            if (token is not None) != (n_tokens == request.gap):
-                raise ValueError(
-                    f"request {request.request_id!r} computes {n_tokens} of its {request.gap} open tokens, so its "
-                    f"token is {'owed' if token is None else 'not due'}, but commit was given {token!r}"
-                )
+        self._check(plan, tokens)
         events = []
-        for (request, n_tokens), token in zip(plan, tokens, strict=True):
+        for (request, n_tokens), token in zip(plan, tokens):
             if request.finished:
                 continue
             request.computed += n_tokens
@@ -116,6 +103,23 @@ class Scheduler:
 
     def abort(self, request: Request):
         self.finish(request, "abort")
+
+    @staticmethod
+    def _check(plan: Plan, tokens: list[int | None]):
+        if len(tokens) != len(plan):
+            raise ValueError(f"tokens has {len(tokens)} entries, but the plan has {len(plan)}: one for each request")
+        for (request, n_tokens), token in zip(plan, tokens, strict=True):
+            if request.finished:
+                continue
+            if not 1 <= n_tokens <= request.gap:
+                raise ValueError(
+                    f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {request.gap} are open"
+                )
+            if (token is not None) != (n_tokens == request.gap):
+                raise ValueError(
+                    f"request {request.request_id!r} computes {n_tokens} of its {request.gap} open tokens, so its "
+                    f"token is {'owed' if token is None else 'not due'}, but commit was given {token!r}"
+                )
 
     def _admit(self) -> list[Request]:
         """Moves requests from the queue into the batch, in order, while there is a batch slot and the memory holds
