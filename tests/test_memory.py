@@ -80,7 +80,8 @@ class SlotsMachine(RuleBasedStateMachine):
     def nothing_leaked_or_shared(self):
         memory = self.memory
         memory.check()
-        assert [slot for hole in memory.holes for slot in hole] == [s for s, who in enumerate(self.owner) if who is None]
+        free = [slot for slot, owner in enumerate(self.owner) if owner is None]
+        assert [slot for hole in memory.holes for slot in hole] == free
         assert all(left.stop < right.start for left, right in zip(memory.holes, memory.holes[1:], strict=False))
         assert memory.n_rsrv == sum(len(one.table) for one in self.held)
         assert list(memory.holders) == [one.request_id for one in self.held]
@@ -192,7 +193,7 @@ def test_slots_of_positions_are_looked_up_in_the_table():
 
 
 def test_holdings_say_where_and_how_much_is_filled():
-    memory, (a, b) = filled(12, 4, 5)
+    memory, (a, _) = filled(12, 4, 5)
     a.computed = 3
     assert memory.holdings() == {"r0": Holding(((0, 4),), 3), "r1": Holding(((4, 9),), 0)}
     assert memory.holdings()["r1"].reserved == 5

@@ -15,7 +15,7 @@ BAD_PARAMS = [
     *(("max_tokens", value, "at least 1") for value in (0, -1, True, 1.0, NAN, INF, "8", None, [8])),
     *(("top_k", value, "at least -1") for value in (-2, True, 5.0, NAN, "5", None)),
     *(("temperature", value, "at least 0") for value in (-0.1, -1, NAN, INF, -INF, HUGE, True, "1", None, [0.5])),
-    *(("top_p", value, "above 0 and at most 1") for value in (0, 0.0, -0.5, 1.0001, 2, NAN, INF, HUGE, True, "1", None)),
+    *(("top_p", value, "above 0 and at most 1") for value in (0, -0.5, 1.0001, 2, NAN, INF, HUGE, True, "1", None)),
     *(("repetition_penalty", value, "above 0") for value in (0, 0.0, -1.5, NAN, INF, HUGE, True, "1", None)),
     *(("seed", value, "at least 0") for value in (-1, True, 1.0, NAN, "1")),
     ("seed", 2**63, "below 9223372036854775808"),
