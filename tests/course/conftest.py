@@ -12,8 +12,9 @@ from tinyengine.course.builder import build
 def answer(function: str, body: str, todo: str = "fill it in"):
     """An answer cell: a function of x whose body is the solution."""
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    return new_code_cell(f'def {function}(x):\n    """About x."""\n    ### BEGIN SOLUTION {todo}\n{lines}\n'
-                         "    ### END SOLUTION")
+    return new_code_cell(
+        f'def {function}(x):\n    """About x."""\n    ### BEGIN SOLUTION {todo}\n{lines}\n    ### END SOLUTION'
+    )
 
 
 def check_cell(exercise: str, points: int, lines: str, **meta):
@@ -24,16 +25,24 @@ def check_cell(exercise: str, points: int, lines: str, **meta):
 
 
 def solution(*cells):
-    return new_notebook(cells=[new_markdown_cell("# Orca by hand"),
-                               new_code_cell("import math", metadata={"tags": ["setup"]}), *cells])
+    return new_notebook(
+        cells=[new_markdown_cell("# Orca by hand"), new_code_cell("import math", metadata={"tags": ["setup"]}), *cells]
+    )
 
 
 def twice(exercise: str, **meta):
     """An exercise of two points: double_N(x) is 2 * x."""
     name = "double_" + exercise.split(".")[1]
-    return [answer(name, "return 2 * x", f"return twice x ({name})"),
-            check_cell(exercise, 2, f'c.equal("twice 3", lambda: {name}(3), 6, mistakes={{9: "you square it"}})\n'
-                                    f'c.equal("twice 0", lambda: {name}(0), 0)', **meta)]
+    return [
+        answer(name, "return 2 * x", f"return twice x ({name})"),
+        check_cell(
+            exercise,
+            2,
+            f'c.equal("twice 3", lambda: {name}(3), 6, mistakes={{9: "you square it"}})\n'
+            f'c.equal("twice 0", lambda: {name}(0), 0)',
+            **meta,
+        ),
+    ]
 
 
 class Course:

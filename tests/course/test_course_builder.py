@@ -7,7 +7,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from tinyengine.course.builder import build, derive, run_authored, stale, stub
-from tinyengine.course.notebooks import WIDGET, CourseError, read, strip_widgets, tidy, untidy
+from tinyengine.course.notebooks import WIDGET, CourseError, read, strip_widgets, untidy
 
 
 def cell(nb, cell_id):
@@ -15,19 +15,26 @@ def cell(nb, cell_id):
 
 
 def test_a_stub_keeps_what_stands_around_the_region():
-    source = ('class Mine:\n    def f(self):\n        """Doc."""\n        ### BEGIN SOLUTION: admit "now"\n'
-              "        # a remark\n        a = 1\n\n        return a\n        ### END SOLUTION\n\n    other = 2")
+    source = (
+        'class Mine:\n    def f(self):\n        """Doc."""\n        ### BEGIN SOLUTION: admit "now"\n'
+        "        # a remark\n        a = 1\n\n        return a\n        ### END SOLUTION\n\n    other = 2"
+    )
     assert stub(source, "2.1") == (
         'class Mine:\n    def f(self):\n        """Doc."""\n        # Your code here: about 2 lines.\n'
-        '        raise NotImplementedError("2.1: admit \\"now\\"")\n\n    other = 2', 2)
+        '        raise NotImplementedError("2.1: admit \\"now\\"")\n\n    other = 2',
+        2,
+    )
 
 
-@pytest.mark.parametrize("source, words", [
-    ("### BEGIN SOLUTION\nx = 1", "without END SOLUTION"),
-    ("x = 1\n### END SOLUTION", "out of turn"),
-    ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "out of turn"),
-    ("x = 1  ### BEGIN SOLUTION\n### END SOLUTION", "out of turn"),
-])
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("### BEGIN SOLUTION\nx = 1", "without END SOLUTION"),
+        ("x = 1\n### END SOLUTION", "out of turn"),
+        ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "out of turn"),
+        ("x = 1  ### BEGIN SOLUTION\n### END SOLUTION", "out of turn"),
+    ],
+)
 def test_wrong_markers_are_refused(source, words):
     with pytest.raises(CourseError, match=words):
         stub(source, "2.1")
@@ -51,7 +58,13 @@ def test_the_manifest_says_what_the_grader_needs(course):
     assert entry["title"] == "Orca by hand"
     first = entry["exercises"][0]
     assert (first["id"], first["title"], first["points"], first["minutes"], first["lines"], first["timeout"]) == (
-        "2.1", "Double", 2, 5, 1, 60)
+        "2.1",
+        "Double",
+        2,
+        5,
+        1,
+        60,
+    )
     assert first["check"]["cell"] == "check-2-1" and "double_1(3)" in first["check"]["source"]
     assert entry["cells"] == [c.id for c in course.exercise().cells]
 
@@ -86,8 +99,9 @@ def test_check_names_every_stale_file(course):
 
 
 def test_check_names_a_notebook_that_was_not_run(course):
-    assert stale(course.root) == ["solutions/02_orca.ipynb was not run (cell 1 has no execution count): run "
-                                  "`tinyengine build --run 02`."]
+    assert stale(course.root) == [
+        "solutions/02_orca.ipynb was not run (cell 1 has no execution count): run `tinyengine build --run 02`."
+    ]
 
 
 def tidy_solution(course):
@@ -110,23 +124,28 @@ def test_solution_cells_are_left_out_and_several_answers_belong_to_the_next_chec
 
 def test_a_named_answer_cell_belongs_to_its_exercise(course):
     nb = read(course.solution)
-    nb.cells.insert(2, new_code_cell("### BEGIN SOLUTION\nk = 1\n### END SOLUTION", metadata={"exercise": {"id": "2.2"}}))
+    nb.cells.insert(
+        2, new_code_cell("### BEGIN SOLUTION\nk = 1\n### END SOLUTION", metadata={"exercise": {"id": "2.2"}})
+    )
     _, entry = derive(nb, "02_orca")
     assert [len(e["answers"]) for e in entry["exercises"]] == [1, 2]
 
 
-@pytest.mark.parametrize("change, words", [
-    (lambda nb: nb.cells.pop(5), "no check cell follows"),
-    (lambda nb: nb.cells.pop(2), "has a check and no answer cell"),
-    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("2.1", "3.1")), "does not belong to 02_orca"),
-    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("2.1", "2.2")), "has two check cells"),
-    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("points=2", "points=n")), "plain values"),
-    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("points=2", "points=0")), "1 or more"),
-    (lambda nb: nb.cells[3].update(source=nb.cells[3].source.split("\n", 1)[1]), "relies on an import elsewhere"),
-    (lambda nb: nb.cells[3].metadata.exercise.update(points=5), "leave it out of the metadata"),
-    (lambda nb: nb.cells[0].update(source="### BEGIN SOLUTION"), "is no code cell"),
-    (lambda nb: nb.cells[2].metadata.update(exercise={"id": "2.7"}), "which has no check cell"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda nb: nb.cells.pop(5), "no check cell follows"),
+        (lambda nb: nb.cells.pop(2), "has a check and no answer cell"),
+        (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("2.1", "3.1")), "does not belong to 02_orca"),
+        (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("2.1", "2.2")), "has two check cells"),
+        (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("points=2", "points=n")), "plain values"),
+        (lambda nb: nb.cells[3].update(source=nb.cells[3].source.replace("points=2", "points=0")), "1 or more"),
+        (lambda nb: nb.cells[3].update(source=nb.cells[3].source.split("\n", 1)[1]), "relies on an import elsewhere"),
+        (lambda nb: nb.cells[3].metadata.exercise.update(points=5), "leave it out of the metadata"),
+        (lambda nb: nb.cells[0].update(source="### BEGIN SOLUTION"), "is no code cell"),
+        (lambda nb: nb.cells[2].metadata.update(exercise={"id": "2.7"}), "which has no check cell"),
+    ],
+)
 def test_authoring_mistakes_are_one_sentence(course, change, words):
     nb = read(course.solution)
     change(nb)
@@ -140,8 +159,10 @@ def test_authoring_mistakes_are_one_sentence(course, change, words):
 def test_widget_views_go_where_something_else_stands_beside_them(course):
     nb = read(course.solution)
     view = {WIDGET: {"model_id": "x"}}
-    nb.cells[1].outputs = [new_output("display_data", data={**view, "image/png": "aGk=", "text/plain": "a timeline"}),
-                           new_output("display_data", data=dict(view))]
+    nb.cells[1].outputs = [
+        new_output("display_data", data={**view, "image/png": "aGk=", "text/plain": "a timeline"}),
+        new_output("display_data", data=dict(view)),
+    ]
     nb.metadata["widgets"] = {}
     strip_widgets(nb)
     assert [set(o.data) for o in nb.cells[1].outputs] == [{"image/png", "text/plain"}, {WIDGET}]
@@ -157,8 +178,16 @@ def test_run_stores_clean_outputs(course):
     assert list(run_authored(course.root, "2")) == [(course.solution, "")]
     first = course.solution.read_bytes()
     nb = read(course.solution)
-    assert [c.id for c in nb.cells] == ["markdown-00", "setup-1", "answer-2-1", "check-2-1", "answer-2-2", "check-2-2",
-                                        "code-06", "code-07"]
+    assert [c.id for c in nb.cells] == [
+        "markdown-00",
+        "setup-1",
+        "answer-2-1",
+        "check-2-1",
+        "answer-2-2",
+        "check-2-2",
+        "code-06",
+        "code-07",
+    ]
     assert nb.metadata.language_info == {"name": "python"} and nb.metadata.kernelspec.name == "python3"
     assert untidy(nb) == ""
     assert nb.cells[7].outputs[0].data["text/plain"].startswith("# this notebook: Mine\nclass Mine:\n    def f(self)")
@@ -166,7 +195,7 @@ def test_run_stores_clean_outputs(course):
     assert shown.data["text/markdown"].startswith("`tinyengine/course/lesson.py: predict`\n\n```python\ndef predict(")
     assert four.data["text/plain"] == "4"
     assert set(nb.cells[3].outputs[0].data) == {"text/plain"}  # the private MIME type is for the grader only
-    assert list(run_authored(course.root, "2"))[0][1] == "" and course.solution.read_bytes() == first
+    assert next(iter(run_authored(course.root, "2")))[1] == "" and course.solution.read_bytes() == first
 
 
 def test_run_stores_nothing_when_a_cell_fails_and_a_failed_check_is_one_line(course):
@@ -174,7 +203,7 @@ def test_run_stores_nothing_when_a_cell_fails_and_a_failed_check_is_one_line(cou
     nb.cells[2].source = nb.cells[2].source.replace("2 * x", "x * x")
     nbformat.write(nb, course.solution)
     before = course.solution.read_bytes()
-    ((path, trouble),) = run_authored(course.root, "02")
+    ((_, trouble),) = run_authored(course.root, "02")
     assert trouble == "it stops with CheckFailed: 2.1: 1 of 2 points; the reasons are above."
     assert course.solution.read_bytes() == before
 

@@ -9,9 +9,8 @@ torch_like = type("T", (), {"tolist": lambda self: [[1, 2], [3, 4]]})
 
 def failing(capsys, lines, points=1):
     """Run the lines in a check that must fail; returns what it says."""
-    with pytest.raises(CheckFailed, match=r"^2\.1: \d of \d points"):
-        with check("2.1", points) as c:
-            lines(c)
+    with pytest.raises(CheckFailed, match=r"^2\.1: \d of \d points"), check("2.1", points) as c:
+        lines(c)
     return capsys.readouterr().out
 
 
@@ -26,8 +25,20 @@ def test_all_lines_hold(capsys):
     assert "2.1: 6 of 6 points" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("got, want", [(7.0, 7), (7, 7.0), (True, True), ((1, (2,)), [1, [2]]), ({"a": (1,)}, {"a": [1]}),
-                                       (torch_like(), [[1, 2], [3, 4]]), ("x", "x"), ({1}, {1}), (None, None)])
+@pytest.mark.parametrize(
+    "got, want",
+    [
+        (7.0, 7),
+        (7, 7.0),
+        (True, True),
+        ((1, (2,)), [1, [2]]),
+        ({"a": (1,)}, {"a": [1]}),
+        (torch_like(), [[1, 2], [3, 4]]),
+        ("x", "x"),
+        ({1}, {1}),
+        (None, None),
+    ],
+)
 def test_same(got, want):
     assert same(got, want)
 
@@ -37,24 +48,44 @@ class Yes:
     __hash__ = None
 
 
-@pytest.mark.parametrize("got, want", [(7, 8), (Yes(), 7), (Yes(), [1]), (Yes(), "x"), ([Yes()], [1]), ("7", 7), (7, "7"),
-                                       ([1, 2], [1, 2, 3]), ({"a": 1}, {"b": 1}), (None, 0), (float("nan"), 1.0),
-                                       (Yes(), None), (2**53 + 1, float(2**53)), ([], {}), (b"x", "x")])
+@pytest.mark.parametrize(
+    "got, want",
+    [
+        (7, 8),
+        (Yes(), 7),
+        (Yes(), [1]),
+        (Yes(), "x"),
+        ([Yes()], [1]),
+        ("7", 7),
+        (7, "7"),
+        ([1, 2], [1, 2, 3]),
+        ({"a": 1}, {"b": 1}),
+        (None, 0),
+        (float("nan"), 1.0),
+        (Yes(), None),
+        (2**53 + 1, float(2**53)),
+        ([], {}),
+        (b"x", "x"),
+    ],
+)
 def test_not_same(got, want):
     assert not same(got, want)
 
 
-@pytest.mark.parametrize("got, want, reason", [
-    (9, 7, "you have 9, which is too high"),
-    (5, 7, "you have 5, which is too low"),
-    ([1, 5, 3], [1, 2, 3], "it goes wrong first at index 1, where you have 5"),
-    ([1, 2], [1, 2, 3], "it starts right, and with 2 items it is too short"),
-    ({"a": 1}, {"a": 1, "b": 2}, "the key 'b' is missing"),
-    ({"a": 1, "b": 2}, {"a": 1}, "the key 'b' does not belong there"),
-    ({"a": 3}, {"a": 1}, "at key 'a': you have 3, which is too high"),
-    ("cat", "car", "you have 'cat', which goes wrong at character 2"),
-    ("7", 7, "you have '7', a str, where a int is needed"),
-])
+@pytest.mark.parametrize(
+    "got, want, reason",
+    [
+        (9, 7, "you have 9, which is too high"),
+        (5, 7, "you have 5, which is too low"),
+        ([1, 5, 3], [1, 2, 3], "it goes wrong first at index 1, where you have 5"),
+        ([1, 2], [1, 2, 3], "it starts right, and with 2 items it is too short"),
+        ({"a": 1}, {"a": 1, "b": 2}, "the key 'b' is missing"),
+        ({"a": 1, "b": 2}, {"a": 1}, "the key 'b' does not belong there"),
+        ({"a": 3}, {"a": 1}, "at key 'a': you have 3, which is too high"),
+        ("cat", "car", "you have 'cat', which goes wrong at character 2"),
+        ("7", 7, "you have '7', a str, where a int is needed"),
+    ],
+)
 def test_a_difference_is_told_without_the_answer(got, want, reason):
     assert difference(got, want) == reason
 
@@ -62,7 +93,8 @@ def test_a_difference_is_told_without_the_answer(got, want, reason):
 def test_a_known_mistake_is_named(capsys):
     mistakes = [(9, "you wait for the whole batch"), lambda got: 1 / 0, lambda got: got > 20 and "you serve one by one"]
     assert "iterations: you wait for the whole batch." in failing(
-        capsys, lambda c: c.equal("iterations", 9, 7, mistakes=mistakes))
+        capsys, lambda c: c.equal("iterations", 9, 7, mistakes=mistakes)
+    )
     assert "you serve one by one" in failing(capsys, lambda c: c.equal("iterations", 30, 7, mistakes=mistakes))
     assert "too high" in failing(capsys, lambda c: c.equal("iterations", 8, 7, mistakes=mistakes))
 
@@ -78,9 +110,12 @@ def test_par_gives_partial_credit_and_says_where(capsys):
 
 
 def test_because_show_and_hint(capsys):
-    assert "slot 2 stood idle" in failing(capsys, lambda c: c.equal("n", 9, 7, because=lambda g, w: "slot 2 stood idle"))
+    assert "slot 2 stood idle" in failing(
+        capsys, lambda c: c.equal("n", 9, 7, because=lambda g, w: "slot 2 stood idle")
+    )
     assert "expected 7, and you have 9. Hint: count again" in failing(
-        capsys, lambda c: c.equal("n", 9, 7, show=True, hint="count again"))
+        capsys, lambda c: c.equal("n", 9, 7, show=True, hint="count again")
+    )
 
 
 def test_forgot_to_return(capsys):
@@ -93,7 +128,8 @@ def test_an_exception_is_one_sentence_with_the_line_of_the_cell(capsys):
     names = {}
     exec(compile("def f():\n    return [][0]", "<ipython-input-7>", "exec"), names)
     assert "f: IndexError: list index out of range at line 2 of your cell" in failing(
-        capsys, lambda c: c.equal("f", lambda: names["f"](), 7))
+        capsys, lambda c: c.equal("f", lambda: names["f"](), 7)
+    )
 
 
 def test_a_gate_ends_the_check(capsys):
@@ -114,13 +150,16 @@ def test_an_exception_in_the_block_keeps_the_points_before_it(capsys):
     assert "1 of 2 points" in shown and "KeyError: 'slot'" in shown
 
 
-@pytest.mark.parametrize("error, words", [
-    (NotImplementedError("2.1: admit requests"), "to do  n: not written yet (admit requests)."),
-    (NotImplementedError("2.9: grow"), "it needs exercise 2.9, which is not written yet"),
-    (NotImplementedError("grow"), "NotImplementedError: grow"),
-    (type("StdinNotImplementedError", (NotImplementedError,), {})("2.1: raw_input"), "input()"),
-    (SystemExit(0), "sys.exit()"),
-])
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (NotImplementedError("2.1: admit requests"), "to do  n: not written yet (admit requests)."),
+        (NotImplementedError("2.9: grow"), "it needs exercise 2.9, which is not written yet"),
+        (NotImplementedError("grow"), "NotImplementedError: grow"),
+        (type("StdinNotImplementedError", (NotImplementedError,), {})("2.1: raw_input"), "input()"),
+        (SystemExit(0), "sys.exit()"),
+    ],
+)
 def test_special_exceptions(capsys, error, words):
     def code():
         raise error
@@ -131,27 +170,29 @@ def test_special_exceptions(capsys, error, words):
 def test_raises(capsys):
     assert "nothing was raised" in failing(capsys, lambda c: c.raises("refuses", lambda: 3, ValueError))
     assert "does not say max_tokens" in failing(
-        capsys, lambda c: c.raises("refuses", lambda: int("x"), ValueError, mentions=["max_tokens"]))
+        capsys, lambda c: c.raises("refuses", lambda: int("x"), ValueError, mentions=["max_tokens"])
+    )
     assert "TypeError" in failing(capsys, lambda c: c.raises("refuses", lambda: int([]), ValueError))
 
     def stub():
         raise NotImplementedError("2.1: refuse it")
+
     assert "not written yet" in failing(capsys, lambda c: c.raises("refuses", stub, Exception))
 
 
 def test_an_interrupt_stays_an_interrupt():
-    with pytest.raises(KeyboardInterrupt):
-        with check("2.1", 1) as c:
-            c.equal("n", lambda: (_ for _ in ()).throw(KeyboardInterrupt), 1)
+    with pytest.raises(KeyboardInterrupt), check("2.1", 1) as c:
+        c.equal("n", lambda: (_ for _ in ()).throw(KeyboardInterrupt), 1)
 
 
 def test_points_must_add_up():
-    with pytest.raises(ValueError, match="says 3 points, and its lines sum to 1"):
-        with check("2.1", 3) as c:
-            c.equal("n", 1, 1)
+    with pytest.raises(ValueError, match="says 3 points, and its lines sum to 1"), check("2.1", 3) as c:
+        c.equal("n", 1, 1)
 
 
 def test_close(capsys):
-    assert "at index 1: you have 0.4, which is off by 0.1" in failing(capsys, lambda c: c.close("p", [0.1, 0.4], [0.1, 0.3]))
+    assert "at index 1: you have 0.4, which is off by 0.1" in failing(
+        capsys, lambda c: c.close("p", [0.1, 0.4], [0.1, 0.3])
+    )
     assert "too few" in failing(capsys, lambda c: c.close("p", [0.1], [0.1, 0.3]))
     assert "which is off by nan" in failing(capsys, lambda c: c.close("p", float("nan"), 1.0))

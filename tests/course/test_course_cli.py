@@ -33,8 +33,10 @@ def test_start_never_overwrites(cli, course):
     assert cli("start", "2")[1].startswith("Your copy is work/02_orca.ipynb")
     course.copy.write_text("my work")
     code, out, _ = cli("start", "02_orca")
-    assert code == 0 and out == ("work/02_orca.ipynb is there already and was left as it is: `tinyengine start 02_orca "
-                                 "--fresh` writes a fresh copy beside it.\n")
+    assert code == 0 and out == (
+        "work/02_orca.ipynb is there already and was left as it is: `tinyengine start 02_orca "
+        "--fresh` writes a fresh copy beside it.\n"
+    )
     assert "work/02_orca-2.ipynb" in cli("start", "2", "--fresh")[1]
     assert "work/02_orca-3.ipynb" in cli("start", "2", "--fresh")[1]
     assert course.copy.read_text() == "my work"
@@ -45,19 +47,25 @@ def test_from_a_folder_below(cli, course, monkeypatch):
     assert cli("start", "2")[0] == 0 and course.copy.is_file()
 
 
-@pytest.mark.parametrize("words, sentence", [
-    (["start", "9"], "There are no exercises 9: choose one of 2."),
-    (["start", "two"], "There are no exercises two"),
-    (["grade", "9"], "There are no exercises 9"),
-    (["grade", "2"], "You have no copy of exercises 2 yet: run `tinyengine start 2` first."),
-    (["grade", "work/none.ipynb"], "There is no notebook work/none.ipynb"),
-    (["grade", "work/broken.ipynb"], "cannot be read as a notebook"),
-    (["grade", "work/other.ipynb"], "is no exercise notebook of this course (there are: 02_orca)"),
-    (["grade", "2", "--timeout", "0"], "--timeout is 0"),
-    (["build", "--run", "9"], "There is no lesson or solution 9"),
-])
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["start", "9"], "There are no exercises 9: choose one of 2."),
+        (["start", "two"], "There are no exercises two"),
+        (["grade", "9"], "There are no exercises 9"),
+        (["grade", "2"], "You have no copy of exercises 2 yet: run `tinyengine start 2` first."),
+        (["grade", "work/none.ipynb"], "There is no notebook work/none.ipynb"),
+        (["grade", "work/broken.ipynb"], "cannot be read as a notebook"),
+        (["grade", "work/odd.ipynb"], "cannot be read as a notebook"),
+        (["grade", "work/other.ipynb"], "is no exercise notebook of this course (there are: 02_orca)"),
+        (["grade", "2", "--timeout", "0"], "--timeout is 0"),
+        (["build", "--run", "9"], "There is no lesson or solution 9"),
+    ],
+)
 def test_usage_errors_are_one_sentence_and_exit_code_2(cli, course, words, sentence):
     (course.root / "work" / "broken.ipynb").write_text("{not json")
+    odd = {"cells": [{}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (course.root / "work" / "odd.ipynb").write_text(json.dumps(odd))
     nbformat.write(nbformat.v4.new_notebook(), course.root / "work" / "other.ipynb")
     code, out, err = cli(*words)
     assert code == 2 and sentence in err and err.count("\n") == 1 and out == ""
@@ -77,18 +85,35 @@ def test_grade_and_progress(cli, course):
     nb = nbformat.read(course.copy, as_version=4)
     answer = next(c for c in nb.cells if c.id == "answer-2-1")
     answer.source = "def double_1(x):\n    return x * x"
+    nb.cells.append(nbformat.v4.new_code_cell("double_2(3)"))  # meets the stub of 2.2, which needs no note
     course.save(nb)
     code, out, _ = cli("grade", "2", "--json", "out/card.json", "--junit", "out/card.xml")
     assert code == 1
     assert "2.1 Double" in out and "partial" in out and "you square it" in out and "total: 1 of 4 points" in out
     card = json.loads((course.root / "out" / "card.json").read_text())
     assert {key: card[key] for key in ("notebook", "points", "max_points")} == {
-        "notebook": "work/02_orca.ipynb", "points": 1, "max_points": 4}
-    assert card["exercises"][0] == {"id": "2.1", "title": "Double", "status": "partial", "points": 1, "max_points": 2,
-                                    "messages": ["twice 3: you square it."], "check": "intact"}
+        "notebook": "work/02_orca.ipynb",
+        "points": 1,
+        "max_points": 4,
+    }
+    assert card["exercises"][0] == {
+        "id": "2.1",
+        "title": "Double",
+        "status": "partial",
+        "points": 1,
+        "max_points": 2,
+        "messages": ["twice 3: you square it."],
+        "check": "intact",
+    }
     assert card["exercises"][1]["status"] == "not attempted"
+    assert card["messages"] == []
     suite = ElementTree.parse(course.root / "out" / "card.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped"), suite.get("errors")) == ("2", "1", "1", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped"), suite.get("errors")) == (
+        "2",
+        "1",
+        "1",
+        "0",
+    )
     code, out, _ = cli("progress")
     assert code == 0 and "0/2" in out and "1/4" in out and "total: 1 of 4 points" in out
 
@@ -114,8 +139,10 @@ def test_build_and_build_check(cli, course):
 
 
 def test_importing_the_course_imports_no_torch_and_the_cli_no_notebook_library():
-    code = ("import sys, tinyengine.course.cli; light = 'nbformat' not in sys.modules;"
-            "import tinyengine.course.grade, tinyengine.course.builder, tinyengine.course.report, tinyengine.course.work;"
-            "print(light, 'torch' in sys.modules)")
+    code = (
+        "import sys, tinyengine.course.cli; light = 'nbformat' not in sys.modules;"
+        "import tinyengine.course.grade, tinyengine.course.builder, tinyengine.course.report, tinyengine.course.work;"
+        "print(light, 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE_PARENT, capture_output=True, text=True)
     assert done.stdout.split() == ["True", "False"], done.stderr

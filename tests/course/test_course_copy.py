@@ -74,16 +74,19 @@ def test_tags_and_outputs_do_not_reach_nbval_and_ids_become_unique(course, entry
     assert nb.cells[2].outputs and nb.cells[-1].metadata.tags  # the learner's notebook is another object
 
 
-@pytest.mark.parametrize("change, state", [
-    (lambda c: None, "unchanged"),
-    (lambda c: c.update(source=""), "deleted"),
-    (lambda c: c.update(source="# later\n\n"), "deleted"),
-    (lambda c: c.update(cell_type="markdown"), "deleted"),
-    (lambda c: c.update(source="x = 1"), "ok"),
-    (lambda c: c.update(id="pasted", source="x = 1"), "ok"),
-    (lambda c: c.update(id="pasted", metadata={}), "deleted"),
-    (lambda c: c.update(id="pasted", metadata={"exercise": "mine"}), "deleted"),
-])
+@pytest.mark.parametrize(
+    "change, state",
+    [
+        (lambda c: None, "unchanged"),
+        (lambda c: c.update(source=""), "deleted"),
+        (lambda c: c.update(source="# later\n\n"), "deleted"),
+        (lambda c: c.update(cell_type="markdown"), "deleted"),
+        (lambda c: c.update(source="x = 1"), "ok"),
+        (lambda c: c.update(id="pasted", source="x = 1"), "ok"),
+        (lambda c: c.update(id="pasted", metadata={}), "deleted"),
+        (lambda c: c.update(id="pasted", metadata={"exercise": "mine"}), "deleted"),
+    ],
+)
 def test_the_state_of_an_answer(course, entry, change, state):
     nb = course.exercise()
     change(cell(nb, "answer-2-1"))
@@ -105,7 +108,9 @@ def test_an_answer_found_in_another_cell_counts_only_when_all_of_it_holds(course
     assert verdict(course, entry, None, [report])["status"] == "passed"
     half = {"exercise": "2.1", "lines": [{**OK, "points": 1}]}
     assert (verdict(course, entry, None, [half])["status"], verdict(course, entry, None, [half])["points"]) == (
-        "answer deleted", 0)
+        "answer deleted",
+        0,
+    )
 
 
 def test_a_check_that_accepts_the_stub_gives_nothing(course, entry):
@@ -114,8 +119,9 @@ def test_a_check_that_accepts_the_stub_gives_nothing(course, entry):
     assert (got["status"], got["points"]) == ("not attempted", 0)
 
 
-@pytest.mark.parametrize("reports", [[], [{"exercise": "2.2", "lines": [OK]}],
-                                     [{"exercise": "2.1", "lines": [OK]}] * 2])
+@pytest.mark.parametrize(
+    "reports", [[], [{"exercise": "2.2", "lines": [OK]}], [{"exercise": "2.1", "lines": [OK]}] * 2]
+)
 def test_no_report_a_foreign_one_and_two_are_not_believed(course, entry, reports):
     got = verdict(course, entry, "x = 1", reports)
     assert (got["status"], got["points"]) == ("error", 0) and got["messages"]
@@ -139,8 +145,10 @@ def test_a_file_beside_the_notebook_can_be_imported_and_an_old_editor_writes_no_
     cell(nb, "answer-2-1").source = "from helper_beside import double as double_1"
     cell(nb, "answer-2-2").source = (
         "from IPython.display import publish_display_data\ndef double_2(x):\n"
-        f"    publish_display_data({{{MIME!r}: 'nonsense'}})\n    return 2 * x")
+        f"    publish_display_data({{{MIME!r}: 'nonsense'}})\n    return 2 * x"
+    )
     cell(nb, "setup-1").source = "1 / 0"
+    cell(nb, "answer-2-2").id = "pasted"
     raw = json.loads(nbformat.writes(nb))
     for c in raw["cells"]:
         del c["id"]

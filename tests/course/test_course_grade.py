@@ -14,7 +14,7 @@ fixtures = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(fixtures)
 
 RIGHT = "def double_{n}(x):\n    return 2 * x"
-FORGERY = '''
+FORGERY = """
 import builtins, json, sys
 import tinyengine.course, tinyengine.course.checks as checks
 from IPython.display import publish_display_data
@@ -39,7 +39,7 @@ def double_13(x):
                               {"exercise": "2.13", "points": 2, "lines": [line], "nonce": nonce}})
     print("2.13: 2 of 2 points, passed")
     return Yes()
-'''
+"""
 ANSWERS = {  # what the learner wrote into the answer cell of 2.n
     1: RIGHT,
     2: "def double_{n}(x):\n    return x * x",
@@ -56,7 +56,7 @@ ANSWERS = {  # what the learner wrote into the answer cell of 2.n
     15: RIGHT + "\nwhile True:\n    pass",
     16: RIGHT + "\nimport os\nos._exit(0)",
     17: "def double_{n}(x):\n    while True:\n        try:\n            print(x)\n        except BaseException:\n"
-        "            pass",
+    "            pass",
     18: RIGHT + "\nexit()",
     19: "def double_{n}(x):\n    2 * x",
     20: "x = int(input('twice? '))\n" + RIGHT,
@@ -65,10 +65,32 @@ ANSWERS = {  # what the learner wrote into the answer cell of 2.n
     23: "def double_{n}(x):\n    return double_5(x)",
     24: RIGHT,
 }
-STATUS = {1: "passed", 2: "partial", 3: "failed", 4: "error", 5: "not attempted", 6: "timeout", 7: "kernel died",
-          8: "failed", 9: "passed", 10: "answer deleted", 11: "error", 12: "error", 13: "failed", 14: "error",
-          15: "timeout", 16: "kernel died", 17: "timeout", 18: "kernel died", 19: "failed", 20: "error", 21: "passed",
-          22: "passed", 23: "error", 24: "passed"}
+STATUS = {
+    1: "passed",
+    2: "partial",
+    3: "failed",
+    4: "error",
+    5: "not attempted",
+    6: "timeout",
+    7: "kernel died",
+    8: "failed",
+    9: "passed",
+    10: "answer deleted",
+    11: "error",
+    12: "error",
+    13: "failed",
+    14: "error",
+    15: "timeout",
+    16: "kernel died",
+    17: "timeout",
+    18: "kernel died",
+    19: "failed",
+    20: "error",
+    21: "passed",
+    22: "passed",
+    23: "error",
+    24: "passed",
+}
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +125,27 @@ def test_status_and_points(graded, n):
     assert (got["status"], got["points"], got["max_points"]) == (STATUS[n], points, 2), got
 
 
-@pytest.mark.parametrize("n, words", [
-    (2, "twice 3: you square it"),
-    (3, "twice 3: you have 103, which is too high"),
-    (4, "IndexError: list index out of range at line 3 of your cell (`return empty[0]`)"),
-    (6, "the check of your code did not end within 2 s"),
-    (7, "ended the Python process"),
-    (8, "check cell edited: it was restored"),
-    (9, "check cell deleted: it was restored"),
-    (10, "--fresh"),
-    (11, "SyntaxError"),
-    (11, "at line 1 (`def double_11(x)`)"),
-    (12, "input()"),
-    (14, "sys.exit()"),
-    (15, "the answer cell did not end within 2 s"),
-    (19, "did you forget to return?"),
-    (20, "your answer cell calls input()"),
-    (23, "it needs exercise 2.5, which is not written yet"),
-])
+@pytest.mark.parametrize(
+    "n, words",
+    [
+        (2, "twice 3: you square it"),
+        (3, "twice 3: you have 103, which is too high"),
+        (4, "IndexError: list index out of range at line 3 of your cell (`return empty[0]`)"),
+        (6, "the check of your code did not end within 2 s"),
+        (7, "ended the Python process"),
+        (8, "check cell edited: it was restored"),
+        (9, "check cell deleted: it was restored"),
+        (10, "--fresh"),
+        (11, "SyntaxError"),
+        (11, "at line 1 (`def double_11(x)`)"),
+        (12, "input()"),
+        (14, "sys.exit()"),
+        (15, "the answer cell did not end within 2 s"),
+        (19, "did you forget to return?"),
+        (20, "your answer cell calls input()"),
+        (23, "it needs exercise 2.5, which is not written yet"),
+    ],
+)
 def test_reasons(graded, n, words):
     assert words in " | ".join(exercise(graded, n)["messages"])
 

@@ -11,13 +11,17 @@ def test_a_prediction_is_scored(capsys):
     guess.score(672)
     guess.score(500)
     shown = capsys.readouterr().out.splitlines()
-    assert shown == ["How many iterations? Your prediction: 500 iterations.",
-                     "Predicted 500 iterations, measured 672 iterations, 172 below: the right order.",
-                     "Predicted 500 iterations, measured 500 iterations: exact."]
+    assert shown == [
+        "How many iterations? Your prediction: 500 iterations.",
+        "Predicted 500 iterations, measured 672 iterations, 172 below: the right order.",
+        "Predicted 500 iterations, measured 500 iterations: exact.",
+    ]
 
 
-@pytest.mark.parametrize("measured, verdict", [(105, "within 10 %"), (0, "far off"), (300, "the right order"),
-                                               (10, "far off"), (120, "within 25 %")])
+@pytest.mark.parametrize(
+    "measured, verdict",
+    [(105, "within 10 %"), (0, "far off"), (300, "the right order"), (10, "far off"), (120, "within 25 %")],
+)
 def test_verdicts(capsys, measured, verdict):
     predict("n?", 100).score(measured)
     assert verdict in capsys.readouterr().out
@@ -35,8 +39,9 @@ def test_a_quiz_answers_every_option(capsys):
     assert "1. Why `select`?" in shown and "No: the same." in shown and "Yes: a slot" in shown
 
 
-@pytest.mark.parametrize("options", [{"a": "No: x", "b": "No: y"}, {"a": "Yes: x", "b": "Yes: y"},
-                                     {"a": "Yes: x", "b": "because"}])
+@pytest.mark.parametrize(
+    "options", [{"a": "No: x", "b": "No: y"}, {"a": "Yes: x", "b": "Yes: y"}, {"a": "Yes: x", "b": "because"}]
+)
 def test_a_quiz_needs_one_right_option_and_a_verdict_for_each(options):
     with pytest.raises(ValueError, match="it needs exactly 1 and 0"):
         quiz(("q", options))
@@ -52,7 +57,8 @@ def test_the_scoreboard_is_a_markdown_table(capsys):
         "| stage  | iterations | exact |",
         "|--------|-----------:|-------|",
         "| static |       1024 |       |",
-        "| orca   |        672 | yes   |"]
+        "| orca   |        672 | yes   |",
+    ]
 
 
 def test_numbers_have_three_digits():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tinyengine.course import show_diff, show_source
-from tinyengine.course import lesson, source
+from tinyengine.course import lesson, show_diff, show_source, source
 
 
 def test_a_class_a_method_and_a_function_under_the_name_of_their_file(capsys):
@@ -17,6 +16,7 @@ def test_a_class_a_method_and_a_function_under_the_name_of_their_file(capsys):
 
 def test_a_property_and_a_package():
     from tinyengine.course.checks import check
+
     assert source.caption(check._failed) == "tinyengine/course/checks.py: check._failed"
     assert source.source_of(check._failed).startswith("@property\ndef _failed")
     assert source.file_of("tinyengine.course") == "tinyengine/course/__init__.py"
@@ -55,18 +55,24 @@ def test_two_places_are_separated_and_no_difference_is_said(capsys):
         second = 2
         third = 3
         fourth = 4
-        return first
+        return first, second, third, fourth
 
     def b(x):
         first = 10
         second = 2
         third = 3
         fourth = 4
-        return second
+        return fourth, third, second, first
 
     assert source.diff_lines(source.source_of(a), source.source_of(b), 0) == [
-        "-def a(x):", "-    first = 1", "+def b(x):", "+    first = 10", "  ...", "-    return first",
-        "+    return second"]
+        "-def a(x):",
+        "-    first = 1",
+        "+def b(x):",
+        "+    first = 10",
+        "  ...",
+        "-    return first, second, third, fourth",
+        "+    return fourth, third, second, first",
+    ]
     show_diff(a, a)
     assert "no difference" in capsys.readouterr().out
 

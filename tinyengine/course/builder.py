@@ -1,4 +1,4 @@
-"""solutions/NN_name.ipynb -> exercises/NN_name.ipynb, and exercises/manifest.json from which the grader restores checks.
+"""solutions/NN_name.ipynb -> exercises/NN_name.ipynb, and the manifest from which the grader restores check cells.
 
 In a solution notebook
   - a code cell with `### BEGIN SOLUTION what to do` ... `### END SOLUTION` is an answer cell; it belongs to the next
@@ -18,8 +18,19 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from tinyengine.course.notebooks import (CourseError, KERNELSPEC, execute, name_cells, read, short, tags, text_of, tidy,
-                                         untidy, write)
+from tinyengine.course.notebooks import (
+    KERNELSPEC,
+    CourseError,
+    execute,
+    name_cells,
+    read,
+    short,
+    tags,
+    text_of,
+    tidy,
+    untidy,
+    write,
+)
 
 BEGIN = re.compile(r"^(\s*)### BEGIN SOLUTION\b[\s:]*(.*?)\s*$")
 END = re.compile(r"^\s*### END SOLUTION\b")
@@ -46,8 +57,9 @@ def stale(root: Path) -> list[str]:
         if not path.is_file():
             sentences.append(f"{short(path, root)} is missing: run `tinyengine build`.")
         elif path.read_text(encoding="utf-8") != text:
-            sentences.append(f"{short(path, root)} is not what its solution gives: edit solutions/ and run "
-                             "`tinyengine build`.")
+            sentences.append(
+                f"{short(path, root)} is not what its solution gives: edit solutions/ and run `tinyengine build`."
+            )
     for path in sorted((root / "exercises").glob("*.ipynb")):
         if path not in wanted:
             sentences.append(f"{short(path, root)} has no solution notebook: delete it or add the solution.")
@@ -111,8 +123,13 @@ def derive(solution, stem: str):
         if "jupyter" in cell.metadata:  # a folded input or output stays folded
             meta["jupyter"] = cell.metadata["jupyter"]
         if kind:  # JupyterLab refuses to edit, cut or delete such a cell
-            meta.update({"editable": False, "deletable": False,
-                         "exercise": NotebookNode({"cell": cell.id, "source_sha": sha(cell.source)})})
+            meta.update(
+                {
+                    "editable": False,
+                    "deletable": False,
+                    "exercise": NotebookNode({"cell": cell.id, "source_sha": sha(cell.source)}),
+                }
+            )
         cell.metadata = meta
         if attached:
             cell["attachments"] = attached
@@ -125,10 +142,15 @@ def derive(solution, stem: str):
         check.metadata["exercise"].update({"id": exercise["id"], "points": exercise["points"]})
         exercise["lines"] = sum(answer.pop("lines") for answer in exercise["answers"])
     setup = [{"cell": cell.id, "source": cell.source} for cell in nb.cells if is_tagged(cell, "setup")]
-    nb.metadata = NotebookNode({"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"},
-                                "tinyengine": {"exercises": stem}})
-    entry = {"title": title_of(nb, stem), "cells": [cell.id for cell in nb.cells], "setup": setup,
-             "exercises": list(by_id.values())}
+    nb.metadata = NotebookNode(
+        {"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}, "tinyengine": {"exercises": stem}}
+    )
+    entry = {
+        "title": title_of(nb, stem),
+        "cells": [cell.id for cell in nb.cells],
+        "setup": setup,
+        "exercises": list(by_id.values()),
+    }
     return nb, entry
 
 
@@ -139,8 +161,10 @@ def answer_cell(cell, exercise) -> dict:
         try:
             ast.parse(cell.source)
         except SyntaxError as error:
-            raise CourseError(f"the stub of {exercise['id']} is not Python ({error.msg}, line {error.lineno}): move the "
-                              "SOLUTION markers so that a `raise` may stand in their place.") from None
+            raise CourseError(
+                f"the stub of {exercise['id']} is not Python ({error.msg}, line {error.lineno}): move the "
+                "SOLUTION markers so that a `raise` may stand in their place."
+            ) from None
     cell.metadata["exercise"] = {"id": exercise["id"], "cell": cell.id}
     return {"cell": cell.id, "stub": cell.source, "lines": lines}
 
@@ -158,8 +182,10 @@ def stub(source: str, exercise: str) -> tuple[str, int]:
             out.append(f"{indent}raise NotImplementedError({json.dumps(f'{exercise}: {todo}', ensure_ascii=False)})")
             total, begin = total + count, None
         elif MARKER.search(line):
-            raise CourseError(f"exercise {exercise} has the line {line.strip()!r} out of turn: each BEGIN SOLUTION needs "
-                              "its own END SOLUTION, each on a line of its own.")
+            raise CourseError(
+                f"exercise {exercise} has the line {line.strip()!r} out of turn: each BEGIN SOLUTION needs "
+                "its own END SOLUTION, each on a line of its own."
+            )
         elif begin is not None:
             region.append(line)
         else:
@@ -195,37 +221,54 @@ def parse(nb, stem: str) -> list[dict]:
             raise CourseError(f"cell {cells[0]} answers exercise {owner}, which has no check cell: correct the id.")
     for exercise in exercises:
         if not exercise["answer_cells"]:
-            raise CourseError(f"exercise {exercise['id']} has a check and no answer cell: put ### BEGIN SOLUTION and "
-                              "### END SOLUTION around its answer.")
+            raise CourseError(
+                f"exercise {exercise['id']} has a check and no answer cell: put ### BEGIN SOLUTION and "
+                "### END SOLUTION around its answer."
+            )
     return exercises
 
 
 def read_check(cell, stem: str) -> dict:
     """An exercise's id and points from the call `check("2.1", points=3)` itself: no fact is written twice."""
-    calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)
-             and isinstance(node.func, ast.Name) and node.func.id == "check"]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"
+    ]
     try:
         (call,) = calls
         points = {keyword.arg: keyword.value for keyword in call.keywords}.get("points") or call.args[1]
         exercise = {"id": ast.literal_eval(call.args[0]), "points": ast.literal_eval(points)}
     except (ValueError, IndexError):
-        raise CourseError(f"the check cell that begins {cell.source[:40]!r} needs one call like "
-                          "check(\"2.1\", points=3) with plain values.") from None
+        raise CourseError(
+            f"the check cell that begins {cell.source[:40]!r} needs one call like "
+            'check("2.1", points=3) with plain values.'
+        ) from None
     chapter = stem.split("_")[0].lstrip("0") or "0"
     if not re.fullmatch(rf"{re.escape(chapter)}\.\w+", str(exercise["id"])):
-        raise CourseError(f"exercise id {exercise['id']!r} does not belong to {stem}: use {chapter}.1, {chapter}.2, ...")
+        raise CourseError(
+            f"exercise id {exercise['id']!r} does not belong to {stem}: use {chapter}.1, {chapter}.2, ..."
+        )
     if not isinstance(exercise["points"], int) or exercise["points"] < 1:
         raise CourseError(f"exercise {exercise['id']} has {exercise['points']!r} points: give it 1 or more.")
     if not IMPORT.search(cell.source):
-        raise CourseError(f"the check cell of {exercise['id']} relies on an import elsewhere: begin it with "
-                          "`from tinyengine.course import check`.")
+        raise CourseError(
+            f"the check cell of {exercise['id']} relies on an import elsewhere: begin it with "
+            "`from tinyengine.course import check`."
+        )
     meta = cell.metadata.get("exercise", {})
     for key in ("id", "points"):
         if key in meta and meta[key] != exercise[key]:
-            raise CourseError(f"exercise {exercise['id']} has {key} {meta[key]!r} in its metadata and {exercise[key]!r} "
-                              "in its check: leave it out of the metadata.")
-    return {**exercise, "title": meta.get("title", ""), "minutes": meta.get("minutes"),
-            "timeout": meta.get("timeout", DEFAULT_TIMEOUT)}
+            raise CourseError(
+                f"exercise {exercise['id']} has {key} {meta[key]!r} in its metadata and {exercise[key]!r} "
+                "in its check: leave it out of the metadata."
+            )
+    return {
+        **exercise,
+        "title": meta.get("title", ""),
+        "minutes": meta.get("minutes"),
+        "timeout": meta.get("timeout", DEFAULT_TIMEOUT),
+    }
 
 
 def cell_names(nb, exercises) -> dict[int, str]:

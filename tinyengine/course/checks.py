@@ -62,8 +62,10 @@ class check:
         if kind is not None and issubclass(kind, (Exception, SystemExit)) and kind is not Stop:
             self._record("the check", 0, self._trouble(error), state_of(error, self.exercise))
         if kind is None and not self._failed and sum(line["max_points"] for line in self.lines) != self.points:
-            raise ValueError(f"check {self.exercise} says {self.points} points, and its lines sum to "
-                             f"{sum(line['max_points'] for line in self.lines)}: make them equal.")
+            raise ValueError(
+                f"check {self.exercise} says {self.points} points, and its lines sum to "
+                f"{sum(line['max_points'] for line in self.lines)}: make them equal."
+            )
         self._report()
         if kind is not None and not issubclass(kind, (Exception, SystemExit)):
             return False  # an interrupt stays an interrupt
@@ -91,6 +93,7 @@ class check:
         The reason for a difference is the first of: a mistake that is recognised, `because(got, want)`, where they
         differ first. Only `show=True` prints what was expected.
         """
+
         def reason(got, want):
             if same(got, want):
                 return None
@@ -102,6 +105,7 @@ class check:
 
     def close(self, name: str, got, want, points: int = 1, *, atol=1e-6, rtol=1e-6, mistakes=None, hint: str = ""):
         """`got` is within `atol + rtol * |want|` of `want`, number by number."""
+
         def reason(got, want):
             return far(plain(got), plain(want), atol, rtol)
 
@@ -109,6 +113,7 @@ class check:
 
     def true(self, name: str, got, reason, points: int = 1, *, mistakes=None, hint: str = ""):
         """`got` holds; `reason` is the sentence, or a function that makes it, for when it does not."""
+
         def why(got, _):
             return None if truth(got) else value_of(reason)
 
@@ -116,6 +121,7 @@ class check:
 
     def par(self, name: str, got, par, points: int = 1, *, where="", mistakes=None, hint: str = ""):
         """`got`, a cost, is at most `par`; write it after the lines that say the result is correct."""
+
         def reason(got, par):
             if not isinstance(plain(got), (int, float)):
                 return difference(got, par)
@@ -138,10 +144,12 @@ class check:
             sentence = f"your {type(error).__name__} does not say {' or '.join(map(str, missing))}" if missing else ""
             return self._record(name, points, sentence, "wrong" if missing else "ok", hint)
         except (Exception, SystemExit) as error:
-            return self._record(name, points, f"{self._trouble(error)}, where a {names} is needed",
-                                state_of(error, self.exercise), hint)
-        return self._record(name, points, f"nothing was raised (it gave {quote(value)}), where a {names} is needed",
-                            "wrong", hint)
+            return self._record(
+                name, points, f"{self._trouble(error)}, where a {names} is needed", state_of(error, self.exercise), hint
+            )
+        return self._record(
+            name, points, f"nothing was raised (it gave {quote(value)}), where a {names} is needed", "wrong", hint
+        )
 
     # How a line becomes a record.
 
@@ -164,8 +172,9 @@ class check:
     def _record(self, name, points, sentence, state, hint="") -> bool:
         ok = state == "ok"
         message = "" if ok else f"{name}: {sentence.rstrip('.')}." + (f" Hint: {hint}" if hint else "")
-        self.lines.append({"name": name, "points": points if ok else 0, "max_points": points, "state": state,
-                           "message": message})
+        self.lines.append(
+            {"name": name, "points": points if ok else 0, "max_points": points, "state": state, "message": message}
+        )
         return ok
 
     def _trouble(self, error) -> str:
@@ -201,7 +210,9 @@ class check:
     def _report(self) -> None:
         text = [f"{self.exercise}: {self._score()}"]
         for line in self.lines:
-            text.append(f"  ok     {line['name']}" if line["state"] == "ok" else f"  {MARKS[line['state']]} {line['message']}")
+            text.append(
+                f"  ok     {line['name']}" if line["state"] == "ok" else f"  {MARKS[line['state']]} {line['message']}"
+            )
         result = {"exercise": self.exercise, "lines": self.lines, "nonce": self._signature}
         publish("\n".join(text), **({MIME: result} if self._signature else {}))
 
@@ -256,7 +267,7 @@ def same(got, want) -> bool:
     if isinstance(want, dict):
         return isinstance(got, dict) and set(got) == set(want) and all(same(got[key], want[key]) for key in want)
     if isinstance(want, (bool, int, float)):
-        return isinstance(got, (bool, int, float)) and type(want).__eq__(want, got) is True or as_float(got, want)
+        return (isinstance(got, (bool, int, float)) and type(want).__eq__(want, got) is True) or as_float(got, want)
     if isinstance(want, (str, bytes, set, frozenset)):
         return isinstance(got, type(want)) and type(want).__eq__(want, got) is True
     return type(got) is type(want) and bool(got == want)
@@ -279,7 +290,7 @@ def difference(got, want) -> str:
     if isinstance(want, (int, float)) and not isinstance(want, bool) and isinstance(got, (int, float)):
         return f"you have {number(got)}, which is too {'high' if got > want else 'low' if got < want else 'strange'}"
     if isinstance(want, list) and isinstance(got, list):
-        for index, (mine, right) in enumerate(zip(got, want)):
+        for index, (mine, right) in enumerate(zip(got, want, strict=False)):
             if not same(mine, right):
                 return f"it goes wrong first at index {index}, where you have {quote(mine)}"
         return f"it starts right, and with {len(got)} items it is too {'long' if len(got) > len(want) else 'short'}"
@@ -291,7 +302,7 @@ def difference(got, want) -> str:
                 return f"at key {quote(key)}: {difference(got[key], want[key])}"
         return f"the key {quote(next(key for key in got if key not in want))} does not belong there"
     if isinstance(want, str) and isinstance(got, str):
-        index = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
+        index = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
         return f"you have {quote(got)}, which goes wrong at character {index}"
     if type(got) is not type(want):
         return f"you have {quote(got)}, a {type(got).__name__}, where a {type(want).__name__} is needed"
@@ -302,9 +313,12 @@ def far(got, want, atol, rtol) -> str:
     """Empty when close, else the reason; walks nested lists."""
     if isinstance(want, list):
         if not isinstance(got, list) or len(got) != len(want):
-            return difference(got, [None] * len(want)) if not isinstance(got, list) else (
-                f"it has {len(got)} items, which is too {'many' if len(got) > len(want) else 'few'}")
-        for index, (mine, right) in enumerate(zip(got, want)):
+            return (
+                difference(got, [None] * len(want))
+                if not isinstance(got, list)
+                else (f"it has {len(got)} items, which is too {'many' if len(got) > len(want) else 'few'}")
+            )
+        for index, (mine, right) in enumerate(zip(got, want, strict=True)):
             reason = far(mine, right, atol, rtol)
             if reason:
                 return f"at index {index}: {reason}"

@@ -28,15 +28,22 @@ def register(subparsers) -> None:
     build = subparsers.add_parser("build", help="for authors: derive exercises/ from solutions/")
     what = build.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="write nothing; exit 1 and name every stale file")
-    what.add_argument("--run", metavar="N", nargs="?", const="",
-                      help="first run lessons and solutions (of number N) and store clean outputs")
+    what.add_argument(
+        "--run",
+        metavar="N",
+        nargs="?",
+        const="",
+        help="first run lessons and solutions (of number N) and store clean outputs",
+    )
     build.set_defaults(func=guarded(run_build))
 
 
 def guarded(handler):
     """Turn a CourseError into its sentence and exit code 2."""
+
     def run(args) -> int:
         from tinyengine.course.notebooks import CourseError
+
         try:
             return handler(args)
         except CourseError as error:
@@ -45,6 +52,7 @@ def guarded(handler):
         except OSError as error:  # a full disk, a folder without permission
             print(f"{error.filename or 'A file'} cannot be used ({error.strerror}): check the path.", file=sys.stderr)
             return 2
+
     return run
 
 
@@ -58,8 +66,10 @@ def run_start(args) -> int:
     if new:
         print(f"Your copy is {here}: open it in JupyterLab, then run `tinyengine grade {args.number}`.")
     else:
-        print(f"{here} is there already and was left as it is: `tinyengine start {args.number} --fresh` writes a fresh "
-              "copy beside it.")
+        print(
+            f"{here} is there already and was left as it is: `tinyengine start {args.number} --fresh` writes a fresh "
+            "copy beside it."
+        )
     return 0
 
 
@@ -109,8 +119,10 @@ def run_build(args) -> int:
     failed = False
     if args.run is not None:
         for path, trouble in run_authored(root, args.run):
-            print(f"{short(path, root)} was not stored: {trouble}." if trouble else f"{short(path, root)} was run.",
-                  flush=True)
+            print(
+                f"{short(path, root)} was not stored: {trouble}." if trouble else f"{short(path, root)} was run.",
+                flush=True,
+            )
             failed = failed or bool(trouble)
     for path in build(root):
         print(f"{short(path, root)} was written.")

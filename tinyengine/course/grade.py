@@ -40,9 +40,13 @@ def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
     graded, found = graded_copy(nb, entry)
     outcomes = run(graded, entry, path.parent, timeout)
     exercises = [judge(exercise, nb, outcomes, found[exercise["id"]]) for exercise in entry["exercises"]]
-    return {"notebook": short(path, root), "points": sum(e["points"] for e in exercises),
-            "max_points": sum(e["max_points"] for e in exercises),
-            "messages": elsewhere(graded, entry, outcomes, found), "exercises": exercises}
+    return {
+        "notebook": short(path, root),
+        "points": sum(e["points"] for e in exercises),
+        "max_points": sum(e["max_points"] for e in exercises),
+        "messages": elsewhere(graded, entry, outcomes, found),
+        "exercises": exercises,
+    }
 
 
 def manifest(root: Path) -> dict:
@@ -58,11 +62,14 @@ def manifest(root: Path) -> dict:
 def entry_for(nb, path: Path, root: Path) -> dict:
     """The manifest entry of a notebook: by the name that the builder stored in it, else by its file name."""
     entries = manifest(root)
-    stem = nb.metadata.get("tinyengine", {}).get("exercises") or path.stem
+    note = nb.metadata.get("tinyengine")
+    stem = note.get("exercises", path.stem) if isinstance(note, dict) else path.stem
     named = [name for name in entries if stem == name or stem.startswith(f"{name}-")]
     if not named:
-        raise CourseError(f"{path.name} is no exercise notebook of this course (there are: "
-                          f"{', '.join(sorted(entries)) or 'none'}): give a number or a copy made by `tinyengine start`.")
+        raise CourseError(
+            f"{path.name} is no exercise notebook of this course (there are: "
+            f"{', '.join(sorted(entries)) or 'none'}): give a number or a copy made by `tinyengine start`."
+        )
     return entries[named[0]]
 
 
@@ -79,6 +86,10 @@ def graded_copy(nb, entry) -> tuple:
     found = {setup["cell"]: restore(graded, setup, entry) for setup in entry["setup"]}
     found |= {exercise["id"]: restore(graded, exercise["check"], entry) for exercise in entry["exercises"]}
     for exercise in entry["exercises"]:
+        for answer in exercise["answers"]:
+            cell = find(graded, answer["cell"])
+            if cell is not None:
+                cell["id"] = answer["cell"]
         after_its_answer(graded, exercise)
     seen = set()
     for index, cell in enumerate(graded.cells):  # a copied cell keeps its id; outcomes need one cell per id
@@ -94,7 +105,7 @@ def restore(graded, canonical, entry) -> str:
     cell = find(graded, cell_id)
     if cell is None:
         order = entry["cells"]
-        later = set(order[order.index(cell_id) + 1:])
+        later = set(order[order.index(cell_id) + 1 :])
         spot = next((i for i, cell in enumerate(graded.cells) if cell["id"] in later), len(graded.cells))
         graded.cells.insert(spot, nbformat.v4.new_code_cell(source, id=cell_id))
         return "deleted"
@@ -132,17 +143,26 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
     """Run the copy under nbval and our plugin in a process of its own; returns what happened in each cell."""
     with tempfile.TemporaryDirectory(prefix="tinyengine-grade-") as temp:
         temp = Path(temp)
-        timeouts = {cell["cell"]: timeout or exercise["timeout"] for exercise in entry["exercises"]
-                    for cell in (exercise["check"], *exercise["answers"])}
-        job = {"cwd": str(folder), "results": str(temp / "results.json"), "timeouts": timeouts,
-               "timeout": timeout or DEFAULT_TIMEOUT,
-               "checks": [exercise["check"]["cell"] for exercise in entry["exercises"]]}
+        timeouts = {
+            cell["cell"]: timeout or exercise["timeout"]
+            for exercise in entry["exercises"]
+            for cell in (exercise["check"], *exercise["answers"])
+        }
+        job = {
+            "cwd": str(folder),
+            "results": str(temp / "results.json"),
+            "timeouts": timeouts,
+            "timeout": timeout or DEFAULT_TIMEOUT,
+            "checks": [exercise["check"]["cell"] for exercise in entry["exercises"]],
+        }
         (temp / "job.json").write_text(json.dumps(job), encoding="utf-8")
         (temp / "graded.ipynb").write_text(text_of(graded), encoding="utf-8")
         (temp / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # no settings of the checkout or the learner
-        command = [sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "--rootdir", ".", "--color", "no",
-                   "-p", "no:cacheprovider", "-p", "nbval.plugin", "--nbval-lax", "--nbval-current-env",
-                   "-p", "tinyengine.course.plugin", "--tinyengine-job", "job.json", "graded.ipynb"]
+        options = (
+            "-q -c pytest.ini --rootdir . --color no -p no:cacheprovider -p nbval.plugin --nbval-lax "
+            "--nbval-current-env -p tinyengine.course.plugin --tinyengine-job job.json"
+        )
+        command = [sys.executable, "-m", "pytest", *options.split(), "graded.ipynb"]
         env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         env.pop("PYTEST_ADDOPTS", None)
         done = subprocess.run(command, cwd=temp, env=env, capture_output=True, text=True, errors="replace")
@@ -152,8 +172,10 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
             outcomes = {}
         if not outcomes:  # there always is a check cell, so something must have run
             tail = " / ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
-            raise CourseError(f"The grader itself failed (pytest exit code {done.returncode}: {tail[-500:]}): check that "
-                              "`pip install -e .` has been run in this environment.")
+            raise CourseError(
+                f"The grader itself failed (pytest exit code {done.returncode}: {tail[-500:]}): check that "
+                "`pip install -e .` has been run in this environment."
+            )
         return outcomes
 
 
@@ -173,27 +195,40 @@ def judge(exercise, nb, outcomes, check_state) -> dict:
     if status == "not attempted":
         messages = []
     elif status == "answer deleted":
-        messages = ["the answer cell is gone, empty or no code cell any more: `tinyengine start "
-                    f"{exercise['id'].split('.')[0]} --fresh` gives a copy to take it from"]
+        messages = [
+            "the answer cell is gone, empty or no code cell any more: `tinyengine start "
+            f"{exercise['id'].split('.')[0]} --fresh` gives a copy to take it from"
+        ]
     elif status == "timeout":
         where = "the answer cell" if any(a["state"] == "timeout" for a in answers) else "the check of your code"
         messages.append(f"{where} did not end within {outcome['limit']:g} s: look for a loop that never ends")
     elif status == "kernel died":
-        messages.append("your code ended the Python process (os._exit, exit() or too much memory): later exercises were "
-                        "graded in a new one")
+        messages.append(
+            "your code ended the Python process (os._exit, exit() or too much memory): later exercises were "
+            "graded in a new one"
+        )
     else:
         messages += [a["message"] for a in answers if a["message"]]
         if not lines and not messages:
             messages.append(trouble("the check", outcome.get("error")))
     if check_state != "intact":
         messages.append(NOTES[check_state])
-    return {"id": exercise["id"], "title": exercise["title"], "status": status, "points": points,
-            "max_points": exercise["points"], "messages": list(map(one_line, messages)), "check": check_state}
+    return {
+        "id": exercise["id"],
+        "title": exercise["title"],
+        "status": status,
+        "points": points,
+        "max_points": exercise["points"],
+        "messages": list(map(one_line, messages)),
+        "check": check_state,
+    }
 
 
-NOTES = {"edited": "check cell edited: it was restored, and the course's own check was graded",
-         "deleted": "check cell deleted: it was restored, and the course's own check was graded",
-         "older": "the course has a newer check than your copy, and the newer one was graded"}
+NOTES = {
+    "edited": "check cell edited: it was restored, and the course's own check was graded",
+    "deleted": "check cell deleted: it was restored, and the course's own check was graded",
+    "older": "the course has a newer check than your copy, and the newer one was graded",
+}
 
 
 def status_of(answers, outcome, lines, points, max_points) -> str:
@@ -224,12 +259,17 @@ def answer_state(answer, nb, outcomes) -> dict:
         return {"state": "deleted", "message": ""}
     if cell.source.strip() == answer["stub"].strip():
         return {"state": "unchanged", "message": ""}
-    outcome = outcomes.get(cell["id"], {"state": "ok"})
+    outcome = outcomes.get(answer["cell"], {"state": "ok"})
     error = outcome.get("error")
-    if error and error["type"] == "NotImplementedError" and UNWRITTEN.match(error["text"]):
+    if meets_a_stub(error):
         return {"state": "unwritten", "message": ""}
     message = trouble("your answer cell", error, cell.source) if outcome["state"] == "error" else ""
     return {"state": outcome["state"], "message": message}
+
+
+def meets_a_stub(error) -> bool:
+    """True for the NotImplementedError of an exercise that is not written yet; input() raises a subclass of it."""
+    return bool(error and error["type"] == "NotImplementedError" and UNWRITTEN.match(error["text"]))
 
 
 def one_line(message: str) -> str:
@@ -259,14 +299,21 @@ def trouble(place: str, error, source: str = "") -> str:
 def elsewhere(graded, entry, outcomes, found) -> list[str]:
     """Sentences about the cells outside the exercises: locked ones restored, others that hang, raise or kill."""
     ours = {cell["cell"] for e in entry["exercises"] for cell in (e["check"], *e["answers"])}
-    messages = [f"setup cell {setup['cell']} {found[setup['cell']]}: it was restored" for setup in entry["setup"]
-                if found[setup["cell"]] in ("edited", "deleted")]
+    messages = [
+        f"setup cell {setup['cell']} {found[setup['cell']]}: it was restored"
+        for setup in entry["setup"]
+        if found[setup["cell"]] in ("edited", "deleted")
+    ]
     for index, cell in enumerate(graded.cells):
-        state = outcomes.get(cell["id"], {}).get("state", "ok")
-        if cell["id"] in ours or state == "ok":
+        outcome = outcomes.get(cell["id"], {"state": "ok"})
+        if cell["id"] in ours or outcome["state"] == "ok" or meets_a_stub(outcome.get("error")):
             continue
-        place = f"cell {index} (`{cell.source.strip().splitlines()[0][:60]}`)"
-        messages.append({"timeout": f"{place} did not end in time, and was left out",
-                         "died": f"{place} ended the Python process, and was left out",
-                         "error": trouble(place, outcomes[cell["id"]].get("error"))}[state])
+        place = f"cell {index} (`{cell.source.strip()[:60]}`)"
+        messages.append(
+            {
+                "timeout": f"{place} did not end in time, and was left out",
+                "died": f"{place} ended the Python process, and was left out",
+                "error": trouble(place, outcome.get("error")),
+            }[outcome["state"]]
+        )
     return list(map(one_line, messages))

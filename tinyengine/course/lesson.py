@@ -32,16 +32,23 @@ class Prediction:
         publish(plain, **{"text/markdown": plain.replace(verdict, f"**{verdict}**")})
 
 
-VERDICTS = [(0.0, "exact"), (0.1, "within 10 %"), (0.25, "within 25 %"), (1.0, "the right order"),
-            (math.inf, "far off, so this is the place to learn something")]
+VERDICTS = [
+    (0.0, "exact"),
+    (0.1, "within 10 %"),
+    (0.25, "within 25 %"),
+    (1.0, "the right order"),
+    (math.inf, "far off, so this is the place to learn something"),
+]
 
 
 def predict(question: str, number: float, unit: str = "") -> Prediction:
-    """Write down a guess before the measurement: `guess = predict("How many iterations?", 9)`, later `guess.score(7)`."""
+    """Write down a guess before the measurement: `guess = predict("How many?", 9)`, later `guess.score(7)`."""
     prediction = Prediction(question, number, unit)
     unit = f" {unit}" if unit else ""
-    publish(f"{question} Your prediction: {number_text(number)}{unit}.",
-            **{"text/markdown": f"**{question}** Your prediction: {number_text(number)}{unit}."})
+    publish(
+        f"{question} Your prediction: {number_text(number)}{unit}.",
+        **{"text/markdown": f"**{question}** Your prediction: {number_text(number)}{unit}."},
+    )
     return prediction
 
 
@@ -56,8 +63,10 @@ def quiz(*questions) -> None:
         right = [option for option, why in options.items() if why.startswith("Yes")]
         silent = [option for option, why in options.items() if not why.startswith(("Yes", "No"))]
         if len(right) != 1 or silent:
-            raise ValueError(f"quiz question {question!r} has {len(right)} explanations that start with 'Yes' and "
-                             f"{len(silent)} that start with neither 'Yes' nor 'No': it needs exactly 1 and 0.")
+            raise ValueError(
+                f"quiz question {question!r} has {len(right)} explanations that start with 'Yes' and "
+                f"{len(silent)} that start with neither 'Yes' nor 'No': it needs exactly 1 and 0."
+            )
         plain.append(f"{number}. {question}")
         rich.append(f"<p><b>{number}. {inline(question)}</b></p>")
         for option, why in options.items():
@@ -74,10 +83,11 @@ def scoreboard(rows: list[dict], caption: str = "") -> None:
     widths = [max(len(c), *(len(line[i]) for line in cells)) if cells else len(c) for i, c in enumerate(columns)]
 
     def line(values):
-        padded = [v.rjust(w) if c in numeric else v.ljust(w) for v, w, c in zip(values, widths, columns)]
+        padded = [v.rjust(w) if c in numeric else v.ljust(w) for v, w, c in zip(values, widths, columns, strict=True)]
         return "| " + " | ".join(padded) + " |"
 
-    rule = "|" + "|".join("-" * (w + 1) + ":" if c in numeric else "-" * (w + 2) for c, w in zip(columns, widths)) + "|"
+    rules = ["-" * (w + 1) + ":" if c in numeric else "-" * (w + 2) for c, w in zip(columns, widths, strict=True)]
+    rule = f"|{'|'.join(rules)}|"
     table = "\n".join([line(columns), rule, *map(line, cells)])
     text = f"{caption}\n\n{table}" if caption else table
     publish(text, **{"text/markdown": text})

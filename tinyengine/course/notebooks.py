@@ -23,8 +23,10 @@ def find_root(start: Path | None = None) -> Path:
         exercises = folder / "exercises"
         if (exercises / "manifest.json").is_file() or (exercises.is_dir() and (folder / "solutions").is_dir()):
             return folder
-    raise CourseError(f"No course was found in {start} or above it: run this inside a clone of the tinyengine "
-                      "repository, where the folder exercises/ is.")
+    raise CourseError(
+        f"No course was found in {start} or above it: run this inside a clone of the tinyengine "
+        "repository, where the folder exercises/ is."
+    )
 
 
 def short(path: Path, root: Path) -> str:
@@ -42,12 +44,16 @@ def read(path: Path):
     """Read a notebook of format 4."""
     try:
         nb = nbformat.reads(Path(path).read_text(encoding="utf-8"), as_version=4)
+        if not all({"cell_type", "source", "metadata"} <= set(cell) for cell in nb.cells):
+            raise ValueError("a cell without type, source or metadata")
     except FileNotFoundError:
         raise CourseError(f"There is no notebook {path}: check the name.") from None
     except (OSError, ValueError, nbformat.ValidationError, AttributeError, KeyError) as error:
         reason = str(error).split("\n")[0][:200]
-        raise CourseError(f"{path} cannot be read as a notebook ({type(error).__name__}: {reason}): save it again in "
-                          "JupyterLab, or start a fresh copy.") from None
+        raise CourseError(
+            f"{path} cannot be read as a notebook ({type(error).__name__}: {reason}): save it again in "
+            "JupyterLab, or start a fresh copy."
+        ) from None
     return nb
 
 
@@ -128,12 +134,20 @@ def execute(nb, folder: Path, timeout: int = 600) -> None:
             settings |= {"kernel_name": CURRENT_ENV_KERNEL_NAME, "kernel_spec_manager": NbvalKernelspecManager()}
             super().__init__(**settings)
 
-    client = NotebookClient(nb, kernel_manager_class=ThisPython, timeout=timeout, store_widget_state=False,
-                            record_timing=False, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        nb,
+        kernel_manager_class=ThisPython,
+        timeout=timeout,
+        store_widget_state=False,
+        record_timing=False,
+        resources={"metadata": {"path": str(folder)}},
+    )
     try:
         client.execute(env=environment(), stderr=subprocess.DEVNULL)
     except CellExecutionError as error:
-        raise CourseError(f"it stops with {error.ename}: {error.evalue.splitlines()[0] if error.evalue else ''}") from None
+        raise CourseError(
+            f"it stops with {error.ename}: {error.evalue.splitlines()[0] if error.evalue else ''}"
+        ) from None
     except CellTimeoutError:
         raise CourseError(f"a cell did not end within {timeout} s") from None
     except DeadKernelError:

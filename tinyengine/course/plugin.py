@@ -67,7 +67,9 @@ class WatchedKernel(RunningKernel):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--tinyengine-job", help="JSON file that says what to grade and how; written by `tinyengine grade`")
+    parser.addoption(
+        "--tinyengine-job", help="JSON file that says what to grade and how; written by `tinyengine grade`"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -88,8 +90,9 @@ class GradedFile(IPyNbFile):
         self.replay = []  # cells that ran, in order, for the next kernel
         self.unsafe = set()  # ids of the cells that must not run again
         for cell in super().collect():
-            yield GradedCell.from_parent(self, name=cell.name, cell_num=cell.cell_num, cell=cell.cell,
-                                         options=cell.options)
+            yield GradedCell.from_parent(
+                self, name=cell.name, cell_num=cell.cell_num, cell=cell.cell, options=cell.options
+            )
 
     def setup(self):
         self.setup_sanitize_files()
@@ -169,8 +172,11 @@ class GradedCell(IPyNbCell):
         found["reports"] = [r for r in reports if isinstance(r, dict) and r.get("nonce") == self.nonce]
         for output in self.test_outputs:
             if output["output_type"] == "error":
-                found["error"] = {"type": output["ename"], "text": output["evalue"][:2000],
-                                  "line": line_of(output["evalue"], output["traceback"])}
+                found["error"] = {
+                    "type": output["ename"],
+                    "text": output["evalue"][:2000],
+                    "line": line_of(output["evalue"], output["traceback"]),
+                }
         if state == "error" and "error" not in found:
             found["error"] = {"type": type(failure).__name__, "text": words(failure), "line": None}
         return found

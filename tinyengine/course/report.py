@@ -43,8 +43,12 @@ def print_progress(rows: list[dict]) -> None:
     for column, side in (("notebook", "left"), ("exercises passed", "right"), ("points", "right"), ("", "left")):
         table.add_column(column, justify=side)
     for row in rows:
-        table.add_row(Text(row["notebook"]), f"{row['passed']}/{row['exercises']}",
-                      f"{row['points']}/{row['max_points']}", Text(row["note"]))
+        table.add_row(
+            Text(row["notebook"]),
+            f"{row['passed']}/{row['exercises']}",
+            f"{row['points']}/{row['max_points']}",
+            Text(row["note"]),
+        )
     screen.print(table)
     points, most = (sum(row[key] for row in rows) for key in ("points", "max_points"))
     screen.print(f"total: {points} of {most} points", style="bold")
@@ -63,8 +67,11 @@ def junit(card: dict) -> str:
             count[kind] += 1
             message = f"{exercise['status']}: {exercise['points']} of {exercise['max_points']} points"
             ElementTree.SubElement(case, kind, message=message).text = "\n".join(exercise["messages"])
-    suite.attrib.update(tests=str(len(card["exercises"])), failures=str(count["failure"]),
-                        errors=str(count["error"]), skipped=str(count["skipped"]))
+    suite.attrib.update(
+        tests=str(len(card["exercises"])),
+        failures=str(count["failure"]),
+        errors=str(count["error"]),
+        skipped=str(count["skipped"]),
+    )
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-

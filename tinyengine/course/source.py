@@ -44,7 +44,9 @@ def source_of(obj) -> str:
     except (TypeError, OSError):
         code = class_in_a_cell(target)
     if not code:
-        raise ValueError(f"show_source got {obj!r}, which has no Python source: give it a class, a function or a method.")
+        raise ValueError(
+            f"show_source got {obj!r}, which has no Python source: give it a class, a function or a method."
+        )
     return textwrap.dedent(code).rstrip()
 
 

@@ -51,8 +51,10 @@ def locate(number: str, root: Path) -> tuple[Path, list[str]]:
     if path in copies:
         return path, [short(copy, root) for copy in copies if copy != path]
     if copies:
-        raise CourseError(f"work/{stem}.ipynb is not there: give the path of the copy you mean, as in "
-                          f"`tinyengine grade {short(copies[0], root)}`.")
+        raise CourseError(
+            f"work/{stem}.ipynb is not there: give the path of the copy you mean, as in "
+            f"`tinyengine grade {short(copies[0], root)}`."
+        )
     raise CourseError(f"You have no copy of exercises {number} yet: run `tinyengine start {number}` first.")
 
 
@@ -74,8 +76,14 @@ def progress(root: Path) -> list[dict]:
         copy, grades = root / "work" / f"{stem}.ipynb", grades_file(stem, root)
         if not copy.is_file():
             continue
-        row = {"notebook": f"{stem} {entry['title']}", "passed": 0, "exercises": len(entry["exercises"]), "points": 0,
-               "max_points": sum(exercise["points"] for exercise in entry["exercises"]), "note": "not graded yet"}
+        row = {
+            "notebook": f"{stem} {entry['title']}",
+            "passed": 0,
+            "exercises": len(entry["exercises"]),
+            "points": 0,
+            "max_points": sum(exercise["points"] for exercise in entry["exercises"]),
+            "note": "not graded yet",
+        }
         try:
             card = json.loads(grades.read_text(encoding="utf-8"))
             row["passed"] = sum(exercise["status"] == "passed" for exercise in card["exercises"])
