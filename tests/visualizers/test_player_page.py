@@ -1,7 +1,9 @@
 """The one-file page in a real Chromium: each control is used, and what it does is read off the picture."""
 
+import random
+
 import pytest
-from trace_samples import CHUNKS, requests, run
+from trace_samples import CHUNKS, requests, run, wander
 
 from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import RequestRecord, Trace
@@ -199,10 +201,15 @@ def test_the_readouts_are_the_figures_of_the_trace(open_page, two):
             assert page.get_by_test_id("caption").nth(number).inner_text() == engine["captions"][here]
 
 
-@pytest.mark.parametrize("player", [show(CHUNKS), show(run(Static, requests()))], ids=["chunks", "static"])
-def test_exactly_the_busy_cells_are_coloured(open_page, player):
+TRACES = {"chunks": CHUNKS, "static": run(Static, requests())} | {
+    f"random {seed}": wander(["a", "</b>", "7", "猫", "e"], 4, 30, random.Random(seed)) for seed in range(6)
+}
+
+
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+def test_exactly_the_busy_cells_are_coloured(open_page, trace):
+    player = show(trace)
     page, engine = open_page(player), player.data["engines"][0]
-    press(page, "next")
     page.locator(".te-player").press("End")
     settle(page)
     colours = page.locator(".te-player").evaluate(CELL_COLOURS)
@@ -210,6 +217,7 @@ def test_exactly_the_busy_cells_are_coloured(open_page, player):
     held = {f"{row},{i}" for row, _, first, end in engine["held"] for i in range(first, end)}
     assert len(colours) == engine["slots"] * len(engine["time"])
     assert {cell for cell, colour in colours.items() if colour[3]} - held == busy
+    assert page.get_by_test_id("idle").inner_text() == str(frames.figures(engine)["idle_slot_steps"])
 
 
 def test_the_future_is_faint(open_page):

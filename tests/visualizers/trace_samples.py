@@ -72,3 +72,37 @@ def run(make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, stage
                 trace.event("finish", token.request.request_id, token.finish_reason)
         time += duration
     return trace
+
+
+def wander(names: list[str], slots: int, count: int, chance: random.Random) -> Trace:
+    """A scheduler that does anything that a Trace allows: chunks, pauses, preempts, aborts, at random moments."""
+    trace = Trace("", slots)
+    waiting, running, computed, total = list(names), [], {}, {}
+    for name in names:
+        trace.requests[name] = RequestRecord(name, chance.randint(1, 6), 100, 0.0)
+        trace.events.append(Event(0, "arrive", name))
+        computed[name], total[name] = 0, trace.requests[name].num_prompt_tokens
+    for number in range(count):
+        for name in [name for name in running if chance.random() < 0.15]:
+            trace.events.append(Event(number, "preempt", name))
+            running.remove(name)
+            waiting.insert(chance.randint(0, len(waiting)), name)
+            computed[name] = 0
+        while waiting and len(running) < slots and chance.random() < 0.7:
+            running.append(waiting.pop(0))
+            trace.events.append(Event(number, "admit", running[-1]))
+        spans = []
+        for name in [name for name in running if chance.random() < 0.8]:
+            size = chance.randint(1, total[name] - computed[name])
+            caught_up = computed[name] + size == total[name]
+            spans.append(Span(name, computed[name], size, chance.randint(0, 511) if caught_up else None))
+            computed[name] += size
+            total[name] += caught_up
+            if caught_up:
+                trace.pieces.setdefault(name, []).append(name + "<")
+        record = Iteration(number / 8, 0.125, tuple(spans), tuple(waiting), chance.randint(0, 3))
+        trace.iterations.append(record)
+        for name in [name for name in running + waiting if chance.random() < 0.1]:
+            trace.events.append(Event(number, chance.choice(["finish", "abort"]), name, chance.choice([None, "stop"])))
+            (running if name in running else waiting).remove(name)
+    return trace

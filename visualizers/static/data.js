@@ -11,7 +11,7 @@ class Engine {
     this.running = new Int32Array(this.count);
     this.emitted = new Int32Array(this.count);
     this.runs.forEach((run, number) => this.enter(run, number));
-    this.stays = staysOf(this.runs);
+    this.stays = staysOf(this.runs, this.held);
     this.queueChanges = this.waiting.map((change) => change[0]);
     this.queues = queuesOf(this.waiting);
     const arrivals = Object.values(this.records).map((record) => record[2]);
@@ -72,16 +72,14 @@ function after(values, value) {
   return low;
 }
 
-// A stay: from a request's first run in a row to its last there. It carries one label.
-function staysOf(runs) {
-  const stays = [], latest = new Map();
-  for (const run of runs) {
-    const stay = latest.get(run.row);
-    if (stay?.request === run.request) stay.end = run.end;
-    else {
-      latest.set(run.row, { row: run.row, request: run.request, first: run.first, end: run.end });
-      stays.push(latest.get(run.row));
-    }
+// A stay: a request's time in a row, until it leaves or is preempted. It carries one label.
+function staysOf(runs, held) {
+  const stays = [], latest = new Map(), resumes = new Set(held.map(([row, request, , end]) => `${row} ${request} ${end}`));
+  for (const { row, request, first, end } of runs) {
+    const stay = latest.get(row);
+    const goesOn = stay?.request === request && (stay.end === first || resumes.has(`${row} ${request} ${first}`));
+    if (!goesOn) stays.push({ row, request, first });
+    latest.set(row, goesOn ? stay : stays.at(-1)).get(row).end = end;
   }
   return stays;
 }
@@ -104,9 +102,9 @@ class Axis {
     return after(this.begins[e], value) - 1; // the iteration under way or just over; -1: none yet
   }
 
-  // The stop under the playhead, and its neighbour `way` (-1, 1) of it among `stops`.
+  // The neighbour of the stop under the playhead among `stops`: the one before (way -1) or after (1), if there is one.
   near(value, way, stops = this.stops) {
     const here = this.stops[after(this.stops, value) - 1] ?? 0;
-    return way > 0 ? stops[after(stops, value)] : stops[after(stops, here) - 1 - stops.includes(here)];
+    return way > 0 ? stops[after(stops, here)] : stops.findLast((stop) => stop < here);
   }
 }

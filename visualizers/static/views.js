@@ -3,9 +3,9 @@
 
 const JUMPS = ["admit", "finish", "preempt", "abort"]; // the events worth a mark, and a stop of the jump buttons
 
-// A view: rows(engine) and rowHeight(engine), paint(g, pen) for what does not move, labels(g, pen) for what stays in
-// sight while the window moves, tip(engine, row, i) for the tooltip. pen: {engine, e, axis, x, y, h, theme, ...}.
-
+// A view: rows(engine) and rowHeight(engine) in px, paint(g, pen) for what does not move, labels(g, pen) for what stays in
+// sight while the window moves, tip(player, engine, row, i) for the tooltip. A pen (Strip.pen) knows where iteration i
+// begins and finishes and where a row lies, in px; its first and end bound the iterations to paint.
 const slotTimeline = {
   name: "slot timeline",
   rows: (engine) => engine.slots,
@@ -23,8 +23,9 @@ const slotTimeline = {
   labels(g, pen) {
     if (pen.h < 11) return;
     for (const stay of pen.engine.stays) {
-      const shift = pen.cell < 22 && stay.end > stay.first + 1 ? pen.cell : 0; // past a prefill's hatching
-      const left = Math.max(pen.begin(stay.first) + shift, GUTTER), room = pen.finish(stay.end - 1) - left - 5;
+      const start = pen.begin(stay.first), cell = pen.finish(stay.first) - start;
+      const shift = cell < 30 && stay.end > stay.first + 1 ? cell : 0; // past a prefill's hatching
+      const left = Math.max(start + shift, GUTTER), room = pen.finish(stay.end - 1) - left - 5;
       if (room < 12 || left > pen.width) continue;
       const future = stay.first > pen.now ? 2 * FUTURE : 1;
       g.globalAlpha = future * (dimmed(pen, stay.request) ? UNFOLLOWED : 1);
@@ -61,15 +62,14 @@ const VIEWS = [slotTimeline];
 const dimmed = (pen, request) => pen.follow !== null && request !== pen.follow;
 
 function paintIdle(g, pen) {
-  const { engine, first, end, h } = pen, bottom = pen.y(engine.slots);
+  const { engine, h } = pen, height = pen.y(engine.slots) - LANES;
   g.fillStyle = pen.theme.idle;
-  if (end <= first) return;
-  const left = pen.begin(first), width = pen.finish(end - 1) - left;
-  for (let row = 0; row <= engine.slots; row++) g.fillRect(left, pen.y(row), width, h < 8 ? 0.5 : 1);
-  for (let i = first; i < end; i++) {
-    if (pen.cell >= 7 || i === first) g.fillRect(pen.begin(i), LANES, 1, bottom - LANES);
+  for (const [first, end] of pieces(pen, { first: 0, end: engine.count })) {
+    const left = pen.begin(first), right = pen.finish(end - 1);
+    for (let row = 0; row <= engine.slots; row++) g.fillRect(left, pen.y(row), right - left, h < 8 ? 0.5 : 1);
+    for (let i = first; i < end; i++) if (pen.cell >= 7 || i === first) g.fillRect(pen.begin(i), LANES, 1, height);
+    g.fillRect(right - 1, LANES, 1, height);
   }
-  g.fillRect(left + width - 1, LANES, 1, bottom - LANES);
 }
 
 function paintRun(g, pen, run) {
@@ -122,8 +122,8 @@ function paintEvent(g, pen, [iteration, kind, request]) {
   const i = Math.min(iteration, pen.engine.count - 1);
   if (!JUMPS.includes(kind) || i < pen.first || i >= pen.end) return;
   g.globalAlpha = dimmed(pen, request) ? UNFOLLOWED : 1;
-  const share = kind === "preempt" ? 0.3 : 0.7, left = pen.begin(i); // a preemption comes before the forward pass
-  const x = left + (pen.finish(i) - left) * (kind === "admit" || pen.cell < 16 ? 0.5 : share);
+  const share = { preempt: 0.25, abort: 0.75 }[kind] ?? 0.5; // beside a finish in the same iteration, not on it
+  const x = pen.begin(i) + (pen.finish(i) - pen.begin(i)) * share;
   mark(g, kind, x, kind === "admit" ? IN : OUT, pen.theme, pen.cell / 2);
 }
 
@@ -131,7 +131,7 @@ function paintEvent(g, pen, [iteration, kind, request]) {
 // copied for each frame: bright up to the playhead, faint beyond.
 class Strip {
   constructor(player, e, view) {
-    Object.assign(this, { player, e, view, engine: player.engines[e], tile: new OffscreenCanvas(1, 1), painted: "" });
+    Object.assign(this, { player, e, view, engine: player.engines[e], tile: new OffscreenCanvas(1, 1) });
     this.h = view.rowHeight(this.engine);
     this.height = LANES + view.rows(this.engine) * this.h + TICKS;
     this.canvas = document.createElement("canvas");
@@ -197,7 +197,7 @@ class Strip {
     g.rect(GUTTER, 0, plot, this.height);
     g.clip();
     this.view.labels(g, pen);
-    this.drawTicks(g, pen, from, plot);
+    this.drawTicks(g, from, plot);
     this.drawPlayhead(g, pen);
     g.restore();
     this.drawGutter(g, pen);
@@ -211,7 +211,7 @@ class Strip {
     g.globalAlpha = 1;
   }
 
-  drawTicks(g, pen, from, plot) {
+  drawTicks(g, from, plot) {
     const { axis, scale, theme } = this.player, y = this.height - TICKS / 2 + 2, inTime = axis.clock === "time";
     const step = niceStep(60 / scale, inTime ? 1e-6 : 1);
     g.fillStyle = theme.dim;
