@@ -67,9 +67,7 @@ def test_generate_keeps_the_order_of_the_prompts(engine, alone):
     assert not engine.outputs
 
 
-@pytest.mark.parametrize(
-    "one", [PROMPTS[0], tuple(PROMPTS[0]), np.array(PROMPTS[0]), torch.tensor(PROMPTS[0])], ids=type
-)
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor])
 def test_one_prompt_is_a_list_of_one(engine, alone, form):
     one = form(PROMPTS[0])
     assert ids(engine.generate(one, LIMITS[0])) == alone[:1]

@@ -108,7 +108,7 @@ def test_every_bit_of_a_seed_counts(seed):
     assert rows.isfinite().all() and len({tuple(row) for row in rows.tolist()}) == len(rows)
 
 
-# ---- top_k and top_p --------------------------------------------------------------------------------------------------
+# ---- top_k and top_p -----------------------------------------------------------------------------------------------
 
 
 def kept(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0) -> set[int]:
@@ -186,7 +186,7 @@ def test_a_request_without_limits_draws_from_everything_beside_one_with_limits(m
     assert results[0][0].isfinite().all() and not results[0][1].isfinite().all()
 
 
-# ---- Repetition penalty -----------------------------------------------------------------------------------------------
+# ---- Repetition penalty --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 10.0])
@@ -217,7 +217,7 @@ def test_repetition_penalty_gives_the_tokens_of_transformers(random_model, rando
     assert any(o.token_ids != random_oracle.generate(j.prompt, plain) for j, o in zip(jobs, outputs, strict=True))
 
 
-# ---- In the engine ----------------------------------------------------------------------------------------------------
+# ---- In the engine -------------------------------------------------------------------------------------------------
 
 PROMPT = [7, 70, 170, 270, 11]
 MIXED = [

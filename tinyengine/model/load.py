@@ -72,11 +72,14 @@ def _folder(name: str) -> Path:
 
 def _read_json(path: Path) -> dict:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"model folder {str(path.parent)!r} has no {path.name}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error}): fetch the file again") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is not a JSON object but {data!r}: fetch the file again")
+    return data
 
 
 def _config(raw: dict, folder: Path) -> Config:
@@ -107,10 +110,8 @@ def _dtype(raw: dict, folder: Path) -> torch.dtype:
 
 def _weights(folder: Path, config: Config) -> dict[str, torch.Tensor]:
     """The checkpoint's tensors under our names: without "model." in front, the fused ones stacked."""
-    index = folder / "model.safetensors.index.json"
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
     tensors: dict[str, torch.Tensor] = {}
-    for name in names:
+    for name in _shards(folder):
         try:
             tensors |= load_file(folder / name)
         except FileNotFoundError:
@@ -118,24 +119,41 @@ def _weights(folder: Path, config: Config) -> dict[str, torch.Tensor]:
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{folder / name} cannot be read as safetensors ({error}): fetch the file again") from None
     tensors = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}
+    heads, kv_heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    rows = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads, "self_attn.v_proj": kv_heads}
     for layer in range(config.num_hidden_layers):
         for fused, parts in FUSED.items():
             keys = [f"layers.{layer}.{part}.weight" for part in parts]
             missing = [key for key in keys if key not in tensors]
             if missing:
                 raise ValueError(f"the weights in {folder} lack {missing[0]!r}: the config does not fit them")
+            for part, key in zip(parts, keys, strict=True):  # stacked, wrong parts could make a right whole
+                wanted = (rows.get(part, config.intermediate_size), config.hidden_size)
+                _check_shape(key, tuple(tensors[key].shape), wanted, folder)
             tensors[f"layers.{layer}.{fused}.weight"] = torch.cat([tensors.pop(key) for key in keys])
     return tensors
+
+
+def _shards(folder: Path) -> list[str]:
+    """The names of the weight files."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return ["model.safetensors"]
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index} has no weight_map: fetch the file again")
+    return sorted(set(weight_map.values()))
 
 
 def _check_shapes(model: Qwen3, weights: dict[str, torch.Tensor], folder: Path):
     wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     for key in sorted(wanted.keys() | weights.keys()):
-        got = tuple(weights[key].shape) if key in weights else None
-        if got != wanted.get(key):
-            raise ValueError(
-                f"in {folder} the weight {key!r} has shape {got}, but its config.json asks for {wanted.get(key)}"
-            )
+        _check_shape(key, tuple(weights[key].shape) if key in weights else None, wanted.get(key), folder)
+
+
+def _check_shape(key: str, got: tuple[int, ...] | None, wanted: tuple[int, ...] | None, folder: Path):
+    if got != wanted:
+        raise ValueError(f"in {folder} the weight {key!r} has shape {got}, but its config.json asks for {wanted}")
 
 
 def _eos_token_ids(folder: Path, raw: dict) -> tuple[int, ...]:
