@@ -86,22 +86,24 @@ def _draw_ticks(axes, longest: int, slots: int, height: float):
 
 
 def _draw_runs(axes, engine: dict, data: dict):
-    """One collection per phase, because a collection has one hatching."""
+    """One collection per phase, because a collection has one hatching; outlines apart, because a hatching has the
+    colour of its outline (before matplotlib 3.11)."""
     from matplotlib.collections import PolyCollection
 
     for number, phase in enumerate(data["phases"]):
         runs = [run for run in engine["runs"] if run[2] == number]
-        hues = [_hue(data, run[1]) for run in runs]
-        axes.add_collection(
-            PolyCollection(
-                [_box(run[0], run[3], run[3] + run[4]) for run in runs],
-                facecolors=[mix(hue, "#ffffff", PALE) if phase == "decode" else hue for hue in hues],
-                edgecolors=[mix(hue, INK, EDGED) for hue in hues],
-                hatchcolors=[mix(hue, "#ffffff", 0.75) for hue in hues],
-                hatch=HATCH[phase] or None,
-                linewidths=0.6,
-            )
-        )
+        boxes, hues = [_box(run[0], run[3], run[3] + run[4]) for run in runs], [_hue(data, run[1]) for run in runs]
+        axes.add_collection(PolyCollection(boxes, facecolors=[_fill(hue, phase) for hue in hues], **_hatching(phase)))
+        edges = [mix(hue, INK, EDGED) for hue in hues]
+        axes.add_collection(PolyCollection(boxes, facecolors="none", edgecolors=edges, linewidths=0.6))
+
+
+def _fill(hue: str, phase: str) -> str:
+    return mix(hue, "#ffffff", PALE) if phase == "decode" else hue
+
+
+def _hatching(phase: str) -> dict:
+    return {"edgecolor": "#ffffffbf", "linewidth": 0, "hatch": HATCH[phase] or None}
 
 
 def _draw_stretches(axes, engine: dict, data: dict):
@@ -142,19 +144,19 @@ def _draw_legend(figure, data: dict):
 
     hue = data["palette"][0]
     edge = mix(hue, INK, EDGED)
+    # A tuple of handles is drawn one over the other.
     handles = [
-        Patch(
-            facecolor=mix(hue, "#ffffff", PALE) if phase == "decode" else hue, edgecolor=edge, linewidth=0.6,
-            hatch=HATCH[phase], hatchcolor=mix(hue, "#ffffff", 0.75), label=phase,
-        )
+        (Patch(facecolor=_fill(hue, phase), **_hatching(phase)), Patch(facecolor="none", edgecolor=edge, linewidth=0.6))
         for phase in data["phases"]
-    ]  # fmt: skip
-    handles.append(Patch(facecolor="none", edgecolor=GRID, label="idle"))
-    handles.append(Patch(facecolor="none", edgecolor=edge, linestyle="--", label="preempted"))
+    ]
+    labels = [*data["phases"], "idle", "preempted"]
+    handles.append(Patch(facecolor="none", edgecolor=GRID))
+    handles.append(Patch(facecolor="none", edgecolor=edge, linestyle="--"))
     if any(engine["held"] for engine in data["engines"]):
-        handles.append(Line2D([], [], color=edge, linestyle=":", linewidth=1, label="in the batch, no budget left"))
+        handles.append(Line2D([], [], color=edge, linestyle=":", linewidth=1))
+        labels.append("in the batch, no budget left")
     figure.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0.063, 0), ncols=len(handles), frameon=False, fontsize=8,
+        handles, labels, loc="lower left", bbox_to_anchor=(0.063, 0), ncols=len(handles), frameon=False, fontsize=8,
         labelcolor=DIM, handlelength=1.8, columnspacing=1.6,
     )  # fmt: skip
 

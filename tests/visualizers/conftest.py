@@ -9,10 +9,6 @@ ARGUMENTS = (
 ).split()
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "browser: needs a Chromium on the PATH")
-
-
 @pytest.fixture(scope="session")
 def browser():
     executable = next(filter(None, map(shutil.which, CHROMIUM)), None)
