@@ -195,7 +195,7 @@ def test_a_request_that_has_ended_is_refused():
     scheduler = Orca(Slots(100), 1)
     request = make(0, 2, 2)
     scheduler.abort(request)
-    with pytest.raises(ValueError, match="'r0' has ended .abort."):
+    with pytest.raises(ValueError, match=r"'r0' has ended \(abort\)"):
         scheduler.add(request)
     assert not scheduler.has_unfinished
 
