@@ -105,6 +105,8 @@ def notebook(lab, browser):
     )
     page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
     page.locator(".te-player canvas").first.wait_for()
+    page.get_by_text("iteration 50:").first.wait_for()  # orca's last: the whole run is drawn before anybody plays it
+    page.get_by_test_id("scrub").press("Home")
     page.get_by_text("iteration 0:").first.wait_for()
     yield page
     page.close()

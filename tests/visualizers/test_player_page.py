@@ -27,16 +27,19 @@ CELL_COLOURS = """root => {
 
 @pytest.fixture
 def open_page(browser, tmp_path):
-    """open_page(player) -> a Playwright page; any error in its console fails the test."""
+    """open_page(player) -> a Playwright page, its playhead moved to the start; any error in its console fails the test."""
     pages, errors = [], []
 
-    def open_(player, width=1000, scheme="light"):
+    def open_(player, width=1000, scheme="light", rewind=True):
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page.on("console", lambda message: message.type == "error" and errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(player.to_html(tmp_path / f"{len(pages)}.html").as_uri())
         pages.append(page)
         settle(page)
+        if rewind:
+            page.get_by_test_id("scrub").press("Home")
+            settle(page)
         return page
 
     yield open_
@@ -78,6 +81,14 @@ def scrub(page, value):
 def event_iterations(player) -> list[int]:
     kinds = ("admit", "finish", "preempt", "abort")
     return sorted({i for engine in player.data["engines"] for i, kind, *_ in engine["events"] if kind in kinds})
+
+
+def test_it_opens_with_the_whole_run_drawn(open_page, two):
+    page = open_page(two, rewind=False)
+    opened = picture(page)
+    assert position(page) == max(len(engine["time"]) for engine in two.data["engines"]) - 1
+    page.get_by_test_id("scrub").press("Home")
+    assert picture(page) != opened
 
 
 def test_play_moves_picture_and_readout_of_both_engines_until_pause(open_page, two):

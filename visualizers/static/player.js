@@ -49,6 +49,7 @@ class Player {
     this.strips = this.engines.flatMap((_, e) => VIEWS.map((view) => new Strip(this, e, view)));
     this.build(host);
     this.setClock("iteration");
+    this.move(this.axis.last); // before anybody presses play, the whole run is there to be read
     this.watch();
   }
 
@@ -105,7 +106,7 @@ class Player {
   }
 
   drawLegend() {
-    this.legend.replaceChildren(...this.data.phases.map((phase) => [phase, swatch(phase)]).concat(LEGEND).map(([text, paint]) => {
+    this.legend.replaceChildren(...this.legendEntries().map(([text, paint]) => {
       const item = element("span", ""), canvas = element("canvas", ""), dpr = devicePixelRatio;
       [canvas.width, canvas.height] = [22 * dpr, 14 * dpr];
       const g = canvas.getContext("2d");
@@ -115,6 +116,13 @@ class Player {
       item.append(canvas, text);
       return item;
     }));
+  }
+
+  // Only what this run has: a legend of things that cannot be found is a riddle.
+  legendEntries() {
+    const used = new Set(this.engines.flatMap((engine) => engine.runs.map((run) => run.phase)));
+    const phases = this.data.phases.map((phase) => [phase, swatch(phase)]).filter((_, number) => used.has(number));
+    return phases.concat(LEGEND.filter(([, , has]) => !has || this.engines.some(has)));
   }
 
   // ---- what the user does

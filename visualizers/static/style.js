@@ -93,20 +93,21 @@ const swatch = (phase) => (g, theme) => {
   frame(g, theme.hues[0].edge);
 };
 
-// The legend beyond the phases: [text, painter of a swatch of 22 x 14 px].
+// The legend beyond the phases: [text, painter of a swatch of 22 x 14 px, whether an engine has it (always, if left out)].
 const LEGEND = [
   ["idle", (g, theme) => frame(g, theme.idle)],
-  ["preempted, row still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3])],
+  ["preempted, row still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3]), (engine) => engine.preempted.length],
   ["in the batch, no budget left", (g, theme) => {
     frame(g, theme.idle);
     g.strokeStyle = theme.hues[0].edge;
     g.setLineDash([1, 3]);
     g.lineWidth = 1.5;
     line(g, 0, 7, 22, 7);
-  }],
+  }, (engine) => engine.held.length],
   ["admitted", (g, theme) => mark(g, "admit", 11, 7, theme)],
   ["finished", (g, theme) => mark(g, "finish", 11, 7, theme)],
-  ["preempted or aborted", (g, theme) => mark(g, "preempt", 11, 7, theme)],
+  ["preempted or aborted", (g, theme) => mark(g, "preempt", 11, 7, theme),
+    (engine) => engine.events.some(([, kind]) => kind === "preempt" || kind === "abort")],
 ];
 
 // The text, or as much of it as has room.
