@@ -287,6 +287,14 @@ def test_requests_are_served_in_order_of_arrival_and_then_of_adding(engine):
     assert [token.request_id for token in drain(engine)] == [order[i] for i in (1, 3, 2, 0, 4)]
 
 
+@pytest.mark.parametrize("victim", range(7))
+def test_an_abort_among_future_requests_keeps_the_order_of_the_others(engine, victim):
+    arrivals = [1, 5, 2, 6, 7, 3, 4]
+    names = {engine.add_request([1], SamplingParams(max_tokens=1), arrival=moment): moment for moment in arrivals}
+    engine.abort_request(list(names)[victim])
+    assert [names[token.request_id] for token in drain(engine)] == sorted({*arrivals} - {arrivals[victim]})
+
+
 def test_on_the_wall_clock_too_the_engine_sleeps_until_the_next_arrival(random_model):
     engine = Engine(random_model, num_slots=64)
     engine.add_request([1, 2], SamplingParams(max_tokens=2, ignore_eos=True), arrival=engine.clock.now() + 0.05)
@@ -541,6 +549,7 @@ BAD_PROMPTS = [
     ([1.0, 2.0], "is list, but must be text or whole token ids"),
     (np.array([1.0, 2.0]), "is ndarray, but must be text or whole token ids"),
     (torch.tensor([1.5]), "is Tensor, but must be text or whole token ids"),
+    (b"hello", "is bytes, but must be text or whole token ids"),
     (["a", "b"], "is list, but must be text or whole token ids"),
     ([[1, 2]], "is list, but must be text or whole token ids"),
     ("hello", "is text, but the model has no tokenizer"),
@@ -634,6 +643,22 @@ def test_a_stop_string_needs_a_tokenizer(engine):
 def test_an_empty_text_is_an_empty_prompt(talker):
     with pytest.raises(ValueError, match="the prompt of request 'r0' has 0 tokens"):
         iteration_engine(talker, "selective", num_slots=64).generate("")
+
+
+def test_half_a_surrogate_pair_is_no_text(talker):
+    engine = iteration_engine(talker, "selective", num_slots=64)
+    with pytest.raises(ValueError, match="is text that has no UTF-8 form") as error:
+        engine.add_request("\ud800")
+    assert_one_sentence(error)
+    assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, 3, "greedy"])
+def test_params_of_another_type_are_refused(engine, params):
+    with pytest.raises(ValueError, match="but must be SamplingParams") as error:
+        engine.add_request([1], params)
+    assert_one_sentence(error)
+    assert_nothing_left(engine)
 
 
 @pytest.mark.parametrize(

@@ -189,11 +189,12 @@ def test_a_request_without_limits_draws_from_everything_beside_one_with_limits(m
 # ---- Repetition penalty --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 10.0])
-def test_repetition_penalty_is_that_of_transformers(penalty):
-    logits, seen = logits_of(6, rows=2), [[3, 9, 3, 17], [0, 49, 5, 5]]
+def test_repetition_penalty_is_that_of_transformers(penalty, dtype):
+    logits, seen = logits_of(6, rows=2).to(dtype), [[3, 9, 3, 17], [0, 49, 5, 5]]
     requests = [request(prompt=s[:2], output=s[2:], repetition_penalty=penalty) for s in seen]
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor(seen), logits.clone())
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor(seen), logits.to(torch.float32, copy=True))
     before = logits.clone()
     assert penalise(logits, requests).equal(expected)
     assert logits.equal(before), "the model's logits were changed in place"

@@ -130,7 +130,9 @@ class Engine:
         arrival: seconds on the engine's clock, now if None; a later one waits outside the scheduler until then.
         Raises ValueError, with nothing changed, for a prompt or parameter outside its limits.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params is {params!r}, but must be SamplingParams")
         request_id = next(self._names) if request_id is None else request_id
         if request_id in self._ids:
             raise ValueError(f"request_id {request_id!r} is taken: every request of an engine needs its own")
@@ -255,7 +257,7 @@ class Engine:
             self.trace.pieces[request.request_id] = output.pieces
 
     def _idle(self) -> list[StreamedToken]:
-        if self.scheduler.has_unfinished:
+        if self.scheduler.has_unfinished():
             raise RuntimeError(
                 f"{type(self.scheduler).__name__}.schedule() planned nothing, with {len(self.scheduler.waiting)} "
                 f"requests waiting and {len(self.scheduler.running)} running: nothing could ever change that"
@@ -287,7 +289,8 @@ class Engine:
     def _encode(self, prompt: Prompt, request_id: str) -> list[int]:
         if not isinstance(prompt, str):
             try:
-                return [index(token) for token in prompt]
+                ids = None if isinstance(prompt, bytes) else prompt  # the bytes of a text would pass for token ids
+                return [index(token) for token in ids]
             except TypeError:
                 kind = type(prompt).__name__
                 raise ValueError(
@@ -297,7 +300,10 @@ class Engine:
             raise ValueError(
                 f"the prompt of request {request_id!r} is text, but the model has no tokenizer: give token ids"
             )
-        return self.model.tokenizer(prompt).input_ids
+        try:
+            return self.model.tokenizer(prompt).input_ids
+        except (TypeError, UnicodeError):  # half of a surrogate pair
+            raise ValueError(f"the prompt of request {request_id!r} is text that has no UTF-8 form") from None
 
     def _check(self, request: Request):
         config, params = self.model.config, request.params

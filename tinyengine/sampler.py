@@ -28,8 +28,9 @@ def choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
 
 def penalise(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     """Divides the positive logits of tokens that a request has already seen by its penalty, and multiplies the negative
-    ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers)."""
-    logits = logits.clone()
+    ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers). In float32, or
+    neighbours in bf16 would become equal."""
+    logits = logits.to(torch.float32, copy=True)
     for row, request in enumerate(requests):
         penalty = request.params.repetition_penalty
         if penalty != 1.0:

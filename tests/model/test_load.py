@@ -319,3 +319,11 @@ def test_a_damaged_copy_of_the_embedded_model_says_which_file(tiny, tmp_path):
     weights = (tiny.folder / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(weights[:-100])
     assert str(tmp_path / "model.safetensors") in refused(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]", "{}"])
+def test_a_corrupt_tokenizer(tiny, tmp_path, text):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny.folder / name, tmp_path)
+    (tmp_path / "tokenizer.json").write_text(text)
+    assert "tokenizer.json cannot be read as a tokenizer" in refused(tmp_path)

@@ -169,4 +169,9 @@ def _tokenizer(folder: Path):
         return None
     from transformers import AutoTokenizer  # imported here: it takes a second, and token ids alone do not need it
 
-    return AutoTokenizer.from_pretrained(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # it raises whatever it stumbles over: KeyError, TypeError, JSONDecodeError
+        raise ValueError(
+            f"{folder / 'tokenizer.json'} cannot be read as a tokenizer ({type(error).__name__}): fetch the file again"
+        ) from error
