@@ -90,7 +90,9 @@ def test_tbt_percentiles_are_over_gaps_and_not_over_means_of_requests():
 
 def test_a_request_of_one_token_has_no_gaps():
     trace = Trace(
-        requests={"r": RequestRecord("r", 1, 1, 0.0)}, iterations=[Iteration(0.0, 2.0, (Span("r", 0, 1, 1),))]
+        requests={"r": RequestRecord("r", 1, 1, 0.0)},
+        iterations=[Iteration(0.0, 2.0, (Span("r", 0, 1, 1),))],
+        events=[Event(0, "finish", "r", "length")],
     )
     numbers = measure(trace)
     assert numbers.tbt == numbers.tpot == Percentiles(None, None, None, None)

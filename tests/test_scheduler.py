@@ -44,7 +44,7 @@ def run(scheduler: Scheduler, requests: list[Request]) -> Trace:
         for request, _, reason in scheduler.commit(plan, tokens):
             if reason:
                 trace.event("finish", request.request_id, reason)
-    assert not scheduler.has_unfinished
+    assert not scheduler.has_unfinished()
     return trace
 
 
@@ -187,7 +187,7 @@ def test_a_second_request_of_the_same_id_is_refused_while_the_first_is_unfinishe
         scheduler.add(make(0, 3, 3))
     scheduler.commit(plan, [DUMMY])
     scheduler.commit(scheduler.schedule(), [DUMMY])
-    assert first.finished and not scheduler.has_unfinished
+    assert first.finished and not scheduler.has_unfinished()
     scheduler.add(make(0, 3, 3))
 
 
@@ -197,7 +197,7 @@ def test_a_request_that_has_ended_is_refused():
     scheduler.abort(request)
     with pytest.raises(ValueError, match=r"'r0' has ended \(abort\)"):
         scheduler.add(request)
-    assert not scheduler.has_unfinished
+    assert not scheduler.has_unfinished()
 
 
 def test_aborting_a_stranger_of_the_same_id_leaves_the_holder_alone():
@@ -217,7 +217,7 @@ def test_a_batch_has_room_for_at_least_one(max_num_seqs):
 
 def test_nothing_to_do_is_an_empty_plan():
     for scheduler in (Static(Slots(10), 2), Orca(Slots(10), 2)):
-        assert scheduler.schedule() == [] and not scheduler.has_unfinished
+        assert scheduler.schedule() == [] and not scheduler.has_unfinished()
         assert scheduler.commit([], []) == []
 
 
@@ -292,7 +292,7 @@ def test_an_end_of_sequence_token_ends_a_request_at_once_and_frees_its_slots():
     scheduler.add(Request("r0", [1], SamplingParams(max_tokens=9), eos_token_ids=(5,)))
     assert scheduler.commit(scheduler.schedule(), [4])[0].finish_reason is None
     assert scheduler.commit(scheduler.schedule(), [5])[0].finish_reason == "stop"
-    assert scheduler.memory.n_rsrv == 0 and not scheduler.has_unfinished
+    assert scheduler.memory.n_rsrv == 0 and not scheduler.has_unfinished()
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -366,7 +366,7 @@ class Play:
         work = sum(output for _, output in case.sizes)
         self.bound = max(case.adds) + work + 1  # one token an iteration is the least that anyone may do
         iteration = 0
-        while iteration <= max(case.adds) or self.scheduler.has_unfinished:
+        while iteration <= max(case.adds) or self.scheduler.has_unfinished():
             assert iteration <= self.bound, "it does not end"
             self.iterate(iteration)
             iteration += 1

@@ -29,7 +29,7 @@ class Metrics:
 
     ttft: arrival to first token. tbt: the gaps between two tokens of a request, all requests' gaps in one list, so that
         one long stall shows in p99 (a mean per request would hide it). tpot: mean gap of each request. e2e: arrival to
-        last token, of requests that were not aborted.
+        last token, of the requests that finished.
     tokens_per_s: output tokens by the time from the first arrival to the last token.
     slot_occupancy: busy batch slots / batch slots, over all iterations. idle_slot_steps: the others, counted.
     padded_rows, padding_share: rows computed for nothing, and their share of all rows.
@@ -78,7 +78,7 @@ def measure(trace: Trace) -> Metrics:
     times = token_times(trace)
     arrival = {request_id: record.arrival for request_id, record in trace.requests.items()}
     gaps = {key: [later - sooner for sooner, later in pairwise(moments)] for key, moments in times.items()}
-    aborted = {event.request_id for event in trace.events if event.kind == "abort"}
+    finished = {event.request_id for event in trace.events if event.kind == "finish"}
     begun = {request_id: moments for request_id, moments in times.items() if moments}
 
     output_tokens = sum(map(len, times.values()))
@@ -95,7 +95,7 @@ def measure(trace: Trace) -> Metrics:
         ttft=Percentiles.of([moments[0] - arrival[request_id] for request_id, moments in begun.items()]),
         tbt=Percentiles.of([gap for own in gaps.values() for gap in own]),
         tpot=Percentiles.of([fmean(own) for own in gaps.values() if own]),
-        e2e=Percentiles.of([moments[-1] - arrival[key] for key, moments in begun.items() if key not in aborted]),
+        e2e=Percentiles.of([moments[-1] - arrival[key] for key, moments in begun.items() if key in finished]),
         tokens_per_s=output_tokens / elapsed if elapsed > 0 else None,
         slot_occupancy=_share(busy, slot_steps),
         idle_slot_steps=slot_steps - busy,

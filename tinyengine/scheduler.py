@@ -40,7 +40,6 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # a list, never a set: batch order must be the same in every run
 
-    @property
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
 
@@ -108,6 +107,8 @@ class Scheduler:
     def _check(plan: Plan, tokens: list[int | None]):
         if len(tokens) != len(plan):
             raise ValueError(f"tokens has {len(tokens)} entries, but the plan has {len(plan)}: one for each request")
+        if len({id(request) for request, _ in plan}) < len(plan):
+            raise ValueError("the plan names a request twice, but a request has one place in a batch")
         for (request, n_tokens), token in zip(plan, tokens, strict=True):
             if request.finished:
                 continue

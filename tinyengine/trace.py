@@ -131,6 +131,7 @@ class Trace:
 
     def record(self, plan: list[tuple[Request, int]], tokens: list[int | None], memory: dict[str, Holding], **fields):
         """Adds an iteration, before its plan is committed; who was admitted or preempted shows in who holds memory.
+        Whoever ends a request says so through `event`: one that is gone without it counts as preempted.
 
         memory: what each request holds, as before the iteration. fields: the others of Iteration.
         """
