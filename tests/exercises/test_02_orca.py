@@ -377,7 +377,9 @@ ORCA_WRONG = {
         0,
         "you call the package's own loop, _admit: write yours",
     ),
-    "an error": (orca("return self.wating"), 0, "has no attribute 'wating'"),
+    "an error": (orca("return self.wating"), 0, "has no attribute 'wating' at line 3 of your cell"),
+    "no self": (orca(LOOP).replace("(self)", "()"), 0, "schedule() takes 0 positional arguments but 1 was given"),
+    "no Scheduler": (orca(LOOP).replace("(Scheduler)", ""), 0, "MyOrca is no Scheduler"),
 }
 
 
