@@ -367,6 +367,18 @@ ORCA_WRONG = {
         0,
         "memory.reserve() is given a deque, but a request is needed",
     ),
+    "counts free slots instead of asking": (
+        orca(f"""
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            if self.memory.n_slots - self.memory.n_rsrv < self.waiting[0].max_slots:
+                break
+            self.memory.reserve(self.waiting[0])
+            self.running.append(self.waiting.popleft())
+        {PLAN}
+    """),
+        3,
+        "case 'holes', iteration 4: r3 runs, but memory.reserve() has not granted it slots",
+    ),
     "the package's own loop": (
         orca(f"self._admit()\n{PLAN}"),
         0,
