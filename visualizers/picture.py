@@ -6,7 +6,8 @@ from itertools import groupby
 
 from visualizers import frames
 
-WIDTH, DPI, SHARE = 9.0, 150, 0.922  # inches, dots per inch, share of the cells: about 900 px on GitHub, sharp on dense screens
+WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and sharp on dense screens
+SHARE = 0.922  # of the width, for the cells
 HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
 GRID, EDGE, DIM, INK = "#c3cad2", "#39424d", "#59636e", "#1b1f24"
 PALE, EDGED = 0.66, 0.3  # how far a hue is mixed with white in a decode, with ink at an edge (as in static/style.js)
@@ -144,17 +145,19 @@ def _draw_legend(figure, data: dict):
 
     hue = data["palette"][0]
     edge = mix(hue, INK, EDGED)
+    used = {run[2] for engine in data["engines"] for run in engine["runs"]}
     # A tuple of handles is drawn one over the other.
-    handles = [
-        (Patch(facecolor=_fill(hue, phase), **_hatching(phase)), Patch(facecolor="none", edgecolor=edge, linewidth=0.6))
-        for phase in data["phases"]
+    entries = [
+        (name, (Patch(facecolor=_fill(hue, name), **_hatching(name)), Patch(facecolor="none", edgecolor=edge, lw=0.6)))
+        for number, name in enumerate(data["phases"])
+        if number in used
     ]
-    labels = [*data["phases"], "idle", "preempted"]
-    handles.append(Patch(facecolor="none", edgecolor=GRID))
-    handles.append(Patch(facecolor="none", edgecolor=edge, linestyle="--"))
+    entries.append(("idle", Patch(facecolor="none", edgecolor=GRID)))
+    if any(engine["preempted"] for engine in data["engines"]):
+        entries.append(("preempted", Patch(facecolor="none", edgecolor=edge, linestyle="--")))
     if any(engine["held"] for engine in data["engines"]):
-        handles.append(Line2D([], [], color=edge, linestyle=":", linewidth=1))
-        labels.append("in the batch, no budget left")
+        entries.append(("in the batch, no budget left", Line2D([], [], color=edge, linestyle=":", linewidth=1)))
+    labels, handles = zip(*entries)
     figure.legend(
         handles, labels, loc="lower left", bbox_to_anchor=(0.063, 0), ncols=len(handles), frameon=False, fontsize=8,
         labelcolor=DIM, handlelength=1.8, columnspacing=1.6,
