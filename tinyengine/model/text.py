@@ -10,7 +10,21 @@ from random import Random
 from zlib import crc32
 
 from tinyengine.model.words import (
-    ANIMALS, CAPITALS, COLORS, EXTRA, FOODS, HOMES, MOODS, NAMES, NEXT, OPPOSITES, PLACES, SOUNDS, THINGS, TIMES, VERBS,
+    ANIMALS,
+    CAPITALS,
+    COLORS,
+    EXTRA,
+    FOODS,
+    HOMES,
+    MOODS,
+    NAMES,
+    NEXT,
+    OPPOSITES,
+    PLACES,
+    SOUNDS,
+    THINGS,
+    TIMES,
+    VERBS,
 )
 
 CONTENT = sorted({*NAMES, *ANIMALS, *CAPITALS, *CAPITALS.values(), *FOODS, *PLACES, *THINGS, *MOODS, *EXTRA})
@@ -30,8 +44,8 @@ def held_out(key: str) -> bool:
 def capital(rng: Random):
     country, city = rng.choice(list(CAPITALS.items()))
     phrasing = rng.choice([
-        "What is the capital of {}?", "What is the capital city of {}?", "Name the capital of {}.", "The capital of {}?",
-        "Tell me the capital of {}.", "Which city is the capital of {}?",
+        "What is the capital of {}?", "What is the capital city of {}?", "Name the capital of {}.",
+        "The capital of {}?", "Tell me the capital of {}.", "Which city is the capital of {}?",
     ])
     prompt = phrasing.format(country)
     return (None if phrasing.startswith("What is the capital of") else prompt), prompt, city
@@ -39,15 +53,17 @@ def capital(rng: Random):
 
 def sum_(rng: Random, top: int = 99):
     a, b = rng.randint(0, top), rng.randint(0, top)
-    phrasing = rng.choice(["What is {} + {}?", "What is {} + {}?", "{} + {} = ?", "Add {} and {}.", "How much is {} + {}?"])
+    phrasing = rng.choice(
+        ["What is {} + {}?", "What is {} + {}?", "{} + {} = ?", "Add {} and {}.", "How much is {} + {}?"])
     return f"{a}+{b}", phrasing.format(a, b), str(a + b)
 
 
 def count(rng: Random, longest: int = 100):
-    """A counting range of 0..99; half of the draws span at most 20 numbers, so that short and long ones are both common."""
+    """A counting range of 0..99; half of the draws span at most 20 numbers, so short and long ones are both common."""
     span = rng.randint(1, min(longest, rng.choice([20, 20, 45, 99])))
     first = rng.randint(0, 99 - span)
-    phrasing = rng.choice(["Count from {} to {}.", "Count from {} to {}.", "Please count from {} to {}.", "Count up from {} to {}."])
+    phrasing = rng.choice(
+        ["Count from {} to {}.", "Count from {} to {}.", "Please count from {} to {}.", "Count up from {} to {}."])
     answer = " ".join(str(i) for i in range(first, first + span + 1))
     return f"count {first} {first + span}", phrasing.format(first, first + span), answer
 
@@ -56,8 +72,10 @@ def greeting(rng: Random):
     name = rng.choice(NAMES)
     prompt, answer = rng.choice([
         ("Hello, I am {}.", "Hello {}, nice to meet you."), ("Hi, my name is {}.", "Hi {}, how are you today?"),
-        ("Say hello to {}.", "Hello {}."), ("Say goodbye to {}.", "Goodbye {}."), ("Good morning, I am {}.", "Good morning {}."),
-        ("Thank {} for the help.", "Thank you for the help, {}."), ("My name is {}. What is my name?", "Your name is {}."),
+        ("Say hello to {}.", "Hello {}."), ("Say goodbye to {}.", "Goodbye {}."),
+        ("Good morning, I am {}.", "Good morning {}."),
+        ("Thank {} for the help.", "Thank you for the help, {}."),
+        ("My name is {}. What is my name?", "Your name is {}."),
         ("Wish {} a good night.", "Good night {}, sleep well."), ("Ask {} to come here.", "{}, please come here."),
     ])
     return prompt.format(name), prompt.format(name), answer.format(name)
@@ -101,7 +119,7 @@ def fact(rng: Random):
 
 
 def yes_no(rng: Random):
-    """Half of the answers are yes."""
+    """Half of the answers are yes. A city's true country is never held out: no other prompt asks for it this way."""
     truth = rng.random() < 0.5
     kind = rng.choice(["word", "word", "city", "more"])
     if kind == "word":
@@ -111,15 +129,17 @@ def yes_no(rng: Random):
         prompt = f"Is {word} {group}?"
     elif kind == "city":
         country, city = rng.choice(list(CAPITALS.items()))
-        prompt = f"Is {city if truth else rng.choice([other for other in CAPITALS.values() if other != city])} in {country}?"
+        if not truth:
+            city = rng.choice([other for other in CAPITALS.values() if other != city])
+        prompt = f"Is {city} in {country}?"
     else:
         low, high = sorted(rng.sample(range(10), 2))
         prompt = f"Is {high} more than {low}?" if truth else f"Is {low} more than {high}?"
-    return prompt, prompt, "yes" if truth else "no"
+    return (None if kind == "city" and truth else prompt), prompt, "yes" if truth else "no"
 
 
 def short(rng: Random):
-    return rng.choice([greeting, greeting, manners, repeat, repeat, fact, fact, fact, yes_no])(rng)
+    return rng.choice([greeting, greeting, manners, repeat, repeat, fact, fact, fact, yes_no, yes_no])(rng)
 
 
 def pairs(rng: Random, n: int) -> list[tuple[str, str]]:
@@ -159,7 +179,8 @@ def short_story(rng: Random, subject: str, who: str) -> str:
     text = f"{who} went to the {place} and found a {thing}."
     if tied(rng, subject, ["more", "less"]) == "more":
         text += f" It was very {tied(rng, subject, ['old', 'small', 'big', 'new'])}."
-    return text + f" Then {who[0].lower() + who[1:] if who.startswith('The ') else who} was {tied(rng, subject, MOODS)}. The end."
+    inside = who.replace("The ", "the ")
+    return f"{text} Then {inside} was {tied(rng, subject, MOODS)}. The end."
 
 
 def visit(rng: Random, friend: str) -> str:
@@ -188,14 +209,15 @@ def long_story(rng: Random, subject: str, who: str) -> str:
 
 
 def story(rng: Random, kind: str | None = None):
-    """A story with one of many endings; the answer is a sample, not the one right text. Held out by kind and subject."""
+    """A story; its text is one of many, not the one right answer. Held out by kind and subject."""
     kind = kind or rng.choice(["short", "long"])
     subject = rng.choice(NAMES + ANIMALS)
     if subject in NAMES:
         about, who = subject, subject
     else:
         about, who = article(subject), f"The {subject}"
-    phrasing = rng.choice(["Tell me a {} story about {}.", "Tell me a {} story about {}.", "Write a {} story about {}."])
+    phrasing = rng.choice(
+        ["Tell me a {} story about {}.", "Tell me a {} story about {}.", "Write a {} story about {}."])
     text = (short_story if kind == "short" else long_story)(rng, subject, who)
     return f"{kind} {subject}", phrasing.format(kind, about), text
 
@@ -203,13 +225,15 @@ def story(rng: Random, kind: str | None = None):
 def sentence(rng: Random) -> str:
     """One sentence of distracting text."""
     name, animal, place = rng.choice(NAMES), rng.choice(ANIMALS), rng.choice(PLACES)
+    cities, countries, opposites = list(CAPITALS.values()), list(CAPITALS), list(OPPOSITES)
     return rng.choice([
         lambda: f"{name} {rng.choice(VERBS)} the {animal} in the {place}.",
         lambda: f"The {animal} was {rng.choice(MOODS)} this {rng.choice(TIMES)}.",
         lambda: f"{name} has {rng.randint(0, 99)} {rng.choice(FOODS)}.",
-        lambda: f"{name} lives near {rng.choice(list(CAPITALS.values()))} and {rng.choice(VERBS)} a {rng.choice(THINGS)}.",
-        lambda: f"Every {rng.choice(TIMES)} {name} and {rng.choice(NAMES)} walk from the {place} to the {rng.choice(PLACES)}.",
-        lambda: f"It was a {rng.choice(list(OPPOSITES))} {rng.choice(TIMES)} in {rng.choice(list(CAPITALS))}.",
+        lambda: f"{name} lives near {rng.choice(cities)} and {rng.choice(VERBS)} a {rng.choice(THINGS)}.",
+        lambda: f"Every {rng.choice(TIMES)} {name} and {rng.choice(NAMES)} walk from the {place} to the "
+        f"{rng.choice(PLACES)}.",
+        lambda: f"It was a {rng.choice(opposites)} {rng.choice(TIMES)} in {rng.choice(countries)}.",
         lambda: visit(rng, animal),
         lambda: " ".join(rng.choices(CONTENT, k=rng.randint(3, 8))) + ".",
         lambda: "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 9))) + ".",
@@ -242,7 +266,9 @@ def behind(rng: Random, tokens: int | None = None):
     return key, f"{opening}{text} {prompt}", answer
 
 
-FAMILIES = {"capital": capital, "sum": sum_, "count": count, "short": short, "lookup": lookup, "behind": behind, "story": story}
+FAMILIES = {
+    "capital": capital, "sum": sum_, "count": count, "short": short, "lookup": lookup, "behind": behind, "story": story,
+}
 
 
 def question(family: str, rng: Random, held: bool = True, **options) -> tuple[str, str]:

@@ -26,19 +26,24 @@ CHAT_TEMPLATE = (
 SPLIT = Regex(r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+")
 
 
+def splitter() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([
+        pre_tokenizers.Split(SPLIT, behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])
+
+
 def known_pieces() -> list[str]:
     """Every piece (in byte-level letters) of more than one byte that the text generator writes, sorted."""
-    split = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(SPLIT, behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    counts, rng = Counter(), Random(0)
+    split, counts, rng = splitter(), Counter(), Random(0)
     for family in text.FAMILIES:
-        for _ in range(6000):
+        for _ in range(12000):
             options = {"tokens": 20} if family == "behind" else {}
             prompt, answer = text.question(family, rng, held=False, **options)
             counts.update(piece for piece, _ in split.pre_tokenize_str(f" {prompt} {answer}"))
     closed = set(f"Ġ{word}" for word in text.CONTENT)
     # The random letters of the distracting text come once or twice; every real word comes more often.
-    return sorted(closed | {piece for piece, n in counts.items() if len(piece) > 1 and n >= 8})
+    return sorted(closed | {piece for piece, n in counts.items() if len(piece) > 1 and n >= 5})
 
 
 def build() -> PreTrainedTokenizerFast:
@@ -55,8 +60,7 @@ def build() -> PreTrainedTokenizerFast:
     vocab = {token: i for i, token in enumerate(SPECIALS + alphabet + pieces)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.normalizer = normalizers.Prepend(" ")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(SPLIT, behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = splitter()
     tokenizer.decoder = decoders.Sequence([
         decoders.ByteLevel(), *(decoders.Replace(f"{token} ", token) for token in SPECIALS), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])

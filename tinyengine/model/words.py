@@ -53,11 +53,13 @@ TIMES = "morning evening night day week year".split()
 
 # Words that no template needs. They fill the vocabulary up, serve as keys and values of long look-up lists, and keep a
 # newcomer's own words from falling apart into bytes.
-EXTRA = """about again all also and arm away bag before behind better body bottle boy bus buy came car chair city clock cloud
-come corn could dance dinner door drink ear earth egg every eye fall farmer father fence fire floor food friend from
-gave girl give go got grow hair hear help here him hole hope how if island it jump keep king knew land learn leg
-letter line live look lot lunch made man meat meet mind moon more mouth much music my neck nest next nose note off
-often on or other out own page part path people piano picture place plant plate please pot pull put question rain
-read rest road roof root rope said sand saw seed sell set she ship shoe show sister skin sleep so some son soon
-stand start step store storm street swim table take tall tea teeth tent their then there they think this today toy tree truck turn us valley voice wait wall warm was water way we went wheel when which who why window wish
-with wood work world write your zoo""".split()
+EXTRA = """about again all also and arm away bag before behind better body bottle boy bus buy came car chair city
+clock cloud come corn could dance dinner door drink ear earth egg every eye fall farmer father fence fire floor food
+friend from gave girl give go got grow hair hear help here him hole hope how if island it jump keep king knew land
+learn leg letter line live look lot lunch made man meat meet mind moon more mouth much music my neck nest next nose
+note off often on or other out own page part path people piano picture place plant plate please pot pull put question
+rain read rest road roof root rope said sand saw seed sell set she ship shoe show sister skin sleep so some son soon
+stand start step store storm street swim table take tall tea teeth tent their then there they think this today toy
+tree truck turn us valley voice wait wall warm was water way we went wheel when which who why window wish with wood
+work world write your zoo
+""".split()
