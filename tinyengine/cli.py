@@ -64,9 +64,7 @@ def _demo(args) -> int:
 def _generate(args) -> int:
     from tinyengine import Engine, SamplingParams, load_model
 
-    params = SamplingParams(
-        max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=args.seed
-    )
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=args.seed)
     model = load_model(args.model)
     prompt = args.prompt
     if model.tokenizer is None:

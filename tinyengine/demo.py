@@ -100,8 +100,9 @@ def show(board: Scoreboard, console: Console | None = None):
     console.print(_answers(board.runs[-1].outputs))
     console.print(_table(board))
     console.print(
-        f"{load.name}, seed {load.seed}: {len(load.items)} requests, {load.max_num_seqs} batch slots, {load.num_slots} K/V "
-        f"slots, on {board.device}. exact: outputs equal, token for token, to transformers decoding each request alone."
+        f"{load.name}, seed {load.seed}: {len(load.items)} requests, {load.max_num_seqs} batch slots, "
+        f"{load.num_slots} K/V slots, on {board.device}. exact: outputs equal, token for token, to transformers decoding "
+        "each request alone."
     )
 
 

@@ -1,5 +1,7 @@
 """Who runs, and how many tokens each: one class per idea, in the order in which the field had them. No torch, no clock.
 
+Whoever drives one goes round and round:
+
     plan = scheduler.schedule()       # [(request, n_tokens), ...] in batch order; [] when nothing can run
     scheduler.commit(plan, tokens)    # one token per request whose `computed` has caught up, else None
 """

@@ -107,8 +107,9 @@ class Trace:
         self._holders: dict[str, None] = {}  # who held memory in the newest iteration and has not ended since
 
     def phase(self, span: Span) -> str:
-        """"decode" (one token past the prompt), "prefill" (the whole prompt at once), "chunk" (a part of it), or
-        "recompute" (generated tokens once more, after a preemption; a part inside the prompt reads as the first time).
+        """What it is called: "decode" (one token past the prompt), "prefill" (the whole prompt at once), "chunk" (a
+        part of it), or "recompute" (generated tokens once more, after a preemption; a part inside the prompt reads as
+        the first time).
         """
         prompt = self.requests[span.request_id].num_prompt_tokens
         if span.start >= prompt and span.n_tokens == 1:

@@ -59,7 +59,7 @@ def _ending(event: Event) -> str:
 
 
 def _work(trace: Trace, iteration: Iteration) -> str:
-    """"1 prefill (12 tokens), 3 decodes"."""
+    """As in "1 prefill (12 tokens), 3 decodes"."""
     spans, tokens = Counter(), Counter()
     for span in iteration.spans:
         phase = trace.phase(span)

@@ -85,7 +85,8 @@ def test_captions_are_plain_words():
     assert engine["captions"][3] == "iteration 3: 2 decodes; r0 finished (length); 2 padding rows"
     assert engine["captions"][4] == "iteration 4: r1 preempted; 1 chunk (2 tokens); 1 waiting"
     assert engine["captions"][5] == (
-        "iteration 5: r1 admitted into r0's batch slot; 1 recompute (4 tokens), 1 decode; r1 finished (length); r2 aborted"
+        "iteration 5: r1 admitted into r0's batch slot; 1 recompute (4 tokens), 1 decode; "
+        "r1 finished (length); r2 aborted"
     )
 
 

@@ -32,7 +32,9 @@ compare(static=run(Static, requests()), orca=run(Orca, requests()))
 def lab(tmp_path_factory):
     """The address of a JupyterLab that shares nothing with the user's, and the folder that it serves."""
     home = tmp_path_factory.mktemp("lab")
-    folders = {name: home / name for name in ("config", "data", "runtime", "ipython", "path", "settings", "spaces", "work")}
+    folders = {
+        name: home / name for name in ("config", "data", "runtime", "ipython", "path", "settings", "spaces", "work")
+    }
     for folder in folders.values():
         folder.mkdir()
     write_json(

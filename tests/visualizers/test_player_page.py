@@ -27,7 +27,7 @@ CELL_COLOURS = """root => {
 
 @pytest.fixture
 def open_page(browser, tmp_path):
-    """open_page(player) -> a Playwright page, its playhead moved to the start; any error in its console fails the test."""
+    """open_page(player) -> a Playwright page, its playhead at the start; any error in its console fails the test."""
     pages, errors = [], []
 
     def open_(player, width=1000, scheme="light", rewind=True):

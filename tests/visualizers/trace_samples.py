@@ -41,7 +41,9 @@ CHUNKS = Trace(
 
 def sized(*sizes: tuple[int, int]) -> list[Request]:
     """Requests r0, r1, ... of (prompt, output) tokens."""
-    return [Request(f"r{n}", [1] * prompt, SamplingParams(max_tokens=output)) for n, (prompt, output) in enumerate(sizes)]
+    return [
+        Request(f"r{n}", [1] * prompt, SamplingParams(max_tokens=output)) for n, (prompt, output) in enumerate(sizes)
+    ]
 
 
 def requests(count: int = 12, longest: int = 24, prompt: int = 12, seed: int = 3) -> list[Request]:

@@ -7,14 +7,16 @@ it, greedy decoding writes exactly these.
 
 from __future__ import annotations
 
-import sys
+import argparse
+import json
 from pathlib import Path
 from random import Random
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tinyengine.model import text, tokenizer as tok
+from tinyengine.model import text
+from tinyengine.model import tokenizer as tok
 
 HERE = Path(__file__).parent
 
@@ -24,10 +26,13 @@ def load(folder: Path = HERE):
 
 
 @torch.no_grad()
-def right(model, tokenizer, questions: list[tuple[str, str]], plain: bool = False, tokens_at_once: int = 16384) -> list[bool]:
+def right(
+    model, tokenizer, questions: list[tuple[str, str]], plain: bool = False, tokens_at_once: int = 16384
+) -> list[bool]:
     """For each (prompt, answer): does greedy decoding write exactly the answer and then end?
 
-    Rows are padded at the right, where a causal model cannot see it, so no mask is needed. `plain` leaves the chat form out.
+    Rows are padded at the right, where a causal model cannot see it, so no mask is needed. `plain` leaves the chat form
+    out.
     """
     device = model.device
     encoded = []
@@ -38,7 +43,7 @@ def right(model, tokenizer, questions: list[tuple[str, str]], plain: bool = Fals
     results = [False] * len(encoded)
     while order:
         longest = sum(map(len, encoded[order[-1]]))
-        batch, order = order[-max(1, tokens_at_once // longest):], order[:-max(1, tokens_at_once // longest)]
+        batch, order = order[-max(1, tokens_at_once // longest) :], order[: -max(1, tokens_at_once // longest)]
         rows = [encoded[i][0] + encoded[i][1] for i in batch]
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         best = model(input_ids=ids, use_cache=False).logits.argmax(-1)
@@ -81,11 +86,52 @@ def figures(model, tokenizer, sample: int = 400) -> dict:
         "without the chat form": {family: measure(family, plain=True) for family in families},
         "behind a text of n tokens": {n: measure("behind", sample // 2, tokens=n) for n in (100, 500, 1000, 1950)},
         "look-up in a list of n tokens": {
-            n: measure("lookup", sample // 2, n=n // 4) for n in (20, 50, 100, 200, 300, 500, 750, 1000, 1500)},
+            n: measure("lookup", sample // 2, n=n // 4) for n in (20, 50, 100, 200, 300, 500, 750, 1000, 1500)
+        },
         "story lengths": {kind: [min(lengths), max(lengths), len(set(lengths))] for kind, lengths in stories.items()},
     }
 
 
-if __name__ == "__main__":
-    for name, value in figures(*load(Path(sys.argv[1]) if sys.argv[1:] else HERE)).items():
+def as_markdown(report: dict) -> str:
+    """The README's account of training.json: how it was trained, and what it answers on held-out prompts."""
+    measured = report["held-out accuracy"]
+    rows = [
+        ("capitals / sums / counting / short replies", _percents(measured["chat form"])),
+        ("the same, typed without the chat form", _percents(measured["without the chat form"])),
+    ]
+    for title in ("behind a text of n tokens", "look-up in a list of n tokens"):
+        rows.append((title, ", ".join(f"{n}: {_percent(share)}" for n, share in measured[title].items())))
+    for kind, (shortest, longest, _) in measured["story lengths"].items():
+        rows.append((f"{kind} stories", f"all end, after {shortest} to {longest} tokens"))
+    table = "\n".join(
+        f"| {name} | {value} |" for name, value in [("held-out prompts, greedy", "exact"), ("---", "---"), *rows]
+    )
+    size = f"A Qwen3 of {report['parameters']:,} parameters"
+    effort = f"{report['tokens'] / 1e6:.1f}M tokens in {report['minutes']} minutes on {report['device']}"
+    return f"{size}, trained by `tinyengine/model/train.py` on text that the script writes itself: {effort}.\n\n{table}"
+
+
+def _percents(shares: dict[str, float]) -> str:
+    return " / ".join(map(_percent, shares.values()))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=HERE)
+    parser.add_argument(
+        "--table", action="store_true", help="print training.json as the README's table; measure nothing"
+    )
+    args = parser.parse_args()
+    if args.table:
+        print(as_markdown(json.loads((args.folder / "training.json").read_text())))
+        return
+    for name, value in figures(*load(args.folder)).items():
         print(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -56,7 +56,7 @@ def _folder(name: str) -> Path:
         return folder
     if folder.is_absolute() or name.startswith(".") or name.count("/") != 1:
         raise FileNotFoundError(
-            f'model folder {name!r} does not exist: give a folder with a config.json, a hub name such as '
+            f"model folder {name!r} does not exist: give a folder with a config.json, a hub name such as "
             '"Qwen/Qwen3-0.6B", or "tiny"'
         )
     from huggingface_hub import snapshot_download  # imported here: a local model needs no hub
@@ -90,7 +90,8 @@ def _config(raw: dict, folder: Path) -> Config:
         raise ValueError(f"{folder} asks for scaled RoPE, attention bias or a sliding window, which are not built here")
     try:
         return Config(
-            **{name: raw[name] for name in Config.__dataclass_fields__ if name in raw} | {
+            **{name: raw[name] for name in Config.__dataclass_fields__ if name in raw}
+            | {
                 "head_dim": raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
                 "rope_theta": float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
                 "tie_word_embeddings": raw.get("tie_word_embeddings", False),
