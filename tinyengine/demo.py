@@ -101,8 +101,8 @@ def show(board: Scoreboard, console: Console | None = None):
     console.print(_table(board))
     console.print(
         f"{load.name}, seed {load.seed}: {len(load.items)} requests, {load.max_num_seqs} batch slots, "
-        f"{load.num_slots} K/V slots, on {board.device}. exact: outputs equal, token for token, to transformers decoding "
-        "each request alone."
+        f"{load.num_slots} K/V slots, on {board.device}. exact: outputs equal, token for token, to transformers "
+        "decoding each request alone."
     )
 
 

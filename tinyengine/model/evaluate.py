@@ -75,8 +75,8 @@ def story_lengths(model, tokenizer, kind: str, sample: int, limit: int = 600) ->
 def figures(model, tokenizer, sample: int = 400) -> dict:
     """All figures: accuracies by family and length (in tokens), and the lengths of stories."""
 
-    def measure(family: str, n: int = sample, **options) -> float:
-        return round(accuracy(model, tokenizer, family, n, **options), 4)
+    def measure(family: str, draws: int = sample, **options) -> float:
+        return round(accuracy(model, tokenizer, family, draws, **options), 4)
 
     families = ("capital", "sum", "count", "short")
     stories = {kind: story_lengths(model, tokenizer, kind, 40) for kind in ("short", "long")}
