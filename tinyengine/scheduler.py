@@ -162,5 +162,5 @@ class Orca(Scheduler):
     """
 
     def schedule(self) -> Plan:
-        self._admit()  # Algorithm 1, Select: n_max slots are reserved once, in INITIATION
+        self._admit()  # Algorithm 1, Select
         return [(request, request.gap) for request in self.running]
