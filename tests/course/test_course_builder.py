@@ -208,6 +208,13 @@ def test_run_stores_nothing_when_a_cell_fails_and_a_failed_check_is_one_line(cou
     assert course.solution.read_bytes() == before
 
 
+def test_run_takes_a_path(course, monkeypatch):
+    monkeypatch.chdir(course.root)
+    assert list(run_authored(course.root, "solutions/02_orca.ipynb")) == [(course.solution, "")]
+    with pytest.raises(CourseError, match=r"no lesson or solution exercises/02_orca.ipynb"):
+        list(run_authored(course.root, "exercises/02_orca.ipynb"))
+
+
 def test_an_unknown_number_is_refused(course):
     with pytest.raises(CourseError, match="no lesson or solution 9"):
         list(run_authored(course.root, "9"))

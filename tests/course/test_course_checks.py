@@ -1,8 +1,11 @@
 """The lines of a check: what passes, and the reason when it does not."""
 
+import linecache
+import sys
+
 import pytest
 
-from tinyengine.course.checks import CheckFailed, check, difference, same
+from tinyengine.course.checks import CheckFailed, Endless, check, difference, ends, same
 
 torch_like = type("T", (), {"tolist": lambda self: [[1, 2], [3, 4]]})
 
@@ -109,6 +112,51 @@ def test_par_gives_partial_credit_and_says_where(capsys):
     assert "correct, but 3 idle slot-steps where 0 suffice, first at iteration 14." in shown
 
 
+def test_par_can_keep_the_number_to_itself(capsys):
+    shown = failing(capsys, lambda c: c.par("requests", 4, 2, show=False))
+    assert "correct, but 4 requests, and fewer are possible." in shown and "2 suffice" not in shown
+
+
+def test_what_waits_is_told_with_its_points(capsys):
+    def lines(c):
+        c.true("the rule", False, "it is broken")
+        c.wait("the engine")
+
+    assert "waits  the engine: not looked at, 1 point waits until the lines above hold." in failing(capsys, lines, 2)
+    assert "not looked at, 3 points wait until" in failing(capsys, lines, 4)
+
+
+def test_a_loop_without_end_is_stopped(capsys):
+    names = {}
+    exec(compile("def f(x):\n    while x:\n        pass\n    return 7", "<ipython-input-8>", "exec"), names)
+    assert ends(names["f"], 0) == 7
+    before = sys.gettrace()
+    with pytest.raises(Endless, match="stopped after 1,000 lines: look for a loop that never ends"):
+        ends(names["f"], 1, lines=1000)
+    assert sys.gettrace() is before
+    shown = failing(capsys, lambda c: c.run("f", lambda: ends(names["f"], 1)))
+    assert "look for a loop that never ends at line" in shown and "of your cell" in shown
+
+
+def test_an_error_inside_a_given_cell_is_told_at_the_learners_line(capsys):
+    names = {}
+    for nth, source in enumerate(["# Given: helps\ndef given(x):\n    return x[0]", "def f(x):\n    return given(x)"]):
+        file = f"/tmp/ipykernel_1/given-{nth}.py"
+        linecache.cache[file] = len(source), None, source.splitlines(True), file
+        exec(compile(source, file, "exec"), names)
+    assert "out of range at line 2 of your cell (`return given(x)`)." in failing(
+        capsys, lambda c: c.equal("f", lambda: names["f"]([]), 7)
+    )
+    assert "f: IndexError: list index out of range." in failing(
+        capsys, lambda c: c.equal("f", lambda: names["given"]([]), 7)
+    )
+
+
+def test_a_syntax_error_names_no_file(capsys):
+    shown = failing(capsys, lambda c: c.run("f", lambda: compile("f(", "123.py", "exec")))
+    assert "SyntaxError: '(' was never closed." in shown
+
+
 def test_because_show_and_hint(capsys):
     assert "slot 2 stood idle" in failing(
         capsys, lambda c: c.equal("n", 9, 7, because=lambda g, w: "slot 2 stood idle")
@@ -116,6 +164,7 @@ def test_because_show_and_hint(capsys):
     assert "expected 7, and you have 9. Hint: count again" in failing(
         capsys, lambda c: c.equal("n", 9, 7, show=True, hint="count again")
     )
+    assert "did you mean 7?\n" in failing(capsys, lambda c: c.equal("n", 9, 7, because=lambda g, w: "did you mean 7?"))
 
 
 def test_forgot_to_return(capsys):

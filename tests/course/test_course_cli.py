@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import time
 from xml.etree import ElementTree
 
 import nbformat
@@ -127,6 +129,18 @@ def test_the_solution_gets_all_points_whatever_the_environment_says(cli, course,
     code, out, _ = cli("grade", "solutions/02_orca.ipynb")
     assert code == 0 and "total: 4 of 4 points" in out
     assert not (course.root / "work" / ".grades").exists()  # a notebook elsewhere is graded without a trace
+
+
+def test_the_scorecard_tells_when_the_graded_copy_was_saved(cli, course, monkeypatch):
+    cli("start", "2")
+    os.utime(course.copy, (0, 0))
+
+    def slow(path, root, timeout):
+        os.utime(path, (3600, 3600))  # saved again while it is graded
+        return {"notebook": "x", "points": 0, "max_points": 0, "messages": [], "exercises": []}
+
+    monkeypatch.setattr("tinyengine.course.grade.grade", slow)
+    assert f"as saved at {time.strftime('%H:%M:%S', time.localtime(0))}" in cli("grade", "2")[1]
 
 
 def test_build_and_build_check(cli, course):

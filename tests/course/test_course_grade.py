@@ -1,13 +1,16 @@
 """Every state of the grader, from one notebook that holds them all: no answer may sink another one."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell
 
+from tinyengine.course import grade as grading
 from tinyengine.course.grade import grade
+from tinyengine.course.plugin import line_of
 
 _spec = importlib.util.spec_from_file_location("course_fixtures", Path(__file__).with_name("conftest.py"))
 fixtures = importlib.util.module_from_spec(_spec)
@@ -137,7 +140,7 @@ def test_status_and_points(graded, n):
         (9, "check cell deleted: it was restored"),
         (10, "--fresh"),
         (11, "SyntaxError"),
-        (11, "at line 1 (`def double_11(x)`)"),
+        (11, "SyntaxError: expected ':' at line 1 (`def double_11(x)`)"),
         (12, "input()"),
         (14, "sys.exit()"),
         (15, "the answer cell did not end within 2 s"),
@@ -169,3 +172,24 @@ def test_an_answer_that_never_ran_gives_one_reason(graded):
 
 def test_check_flags(graded):
     assert {n: exercise(graded, n)["check"] for n in (1, 8, 9)} == {1: "intact", 8: "edited", 9: "deleted"}
+
+
+def test_the_line_of_an_error_is_that_of_its_own_cell():
+    frames = [
+        "ValueError Traceback (most recent call last)",
+        "\x1b[32mCell In[9]\x1b[39m, line 2\n 1 a\n----> 2 b",
+        "Cell In[9], line 5, in f(x)",
+        "Cell In[1], line 30, in given(x)",
+    ]
+    assert line_of("too small", frames) == 5
+    assert line_of("invalid syntax (123.py, line 3)", frames[:1]) == 3
+    assert line_of("too small", frames[:1]) is None
+
+
+def test_a_cell_outside_the_exercises_has_a_short_limit(course, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(grading.subprocess, "run", lambda *_, cwd, **__: jobs.append((cwd / "job.json").read_text()))
+    with pytest.raises(AttributeError):  # nothing ran, so there is nothing to read
+        grade(course.save(course.exercise()), course.root)
+    job = json.loads(jobs[0])
+    assert job["timeout"] == 20 and job["timeouts"]["setup-1"] == 60 == job["timeouts"]["check-2-1"]

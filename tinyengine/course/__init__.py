@@ -3,8 +3,8 @@
 Lessons and check cells import from here. Nothing here imports torch, and nothing in the engine imports this package.
 """
 
-from tinyengine.course.checks import check
+from tinyengine.course.checks import check, ends
 from tinyengine.course.lesson import predict, quiz, scoreboard
 from tinyengine.course.source import show_diff, show_source
 
-__all__ = ["check", "predict", "quiz", "scoreboard", "show_diff", "show_source"]
+__all__ = ["check", "ends", "predict", "quiz", "scoreboard", "show_diff", "show_source"]

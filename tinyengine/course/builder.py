@@ -71,7 +71,9 @@ def stale(root: Path) -> list[str]:
 
 
 def authored(root: Path, number: str = "") -> list[Path]:
-    """The notebooks that people write: lessons, then solutions; only those of one number if it is given."""
+    """The notebooks that people write: lessons, then solutions; only those of one number, or one path, if given."""
+    if number.endswith(".ipynb"):
+        return [path for path in authored(root) if path.resolve() == Path(number).resolve()]
     prefix = f"{int(number):02d}" if number.isdigit() else number
     return [path for folder in ("lessons", "solutions") for path in sorted((root / folder).glob(f"{prefix}*.ipynb"))]
 
@@ -80,7 +82,7 @@ def run_authored(root: Path, number: str = ""):
     """Run lessons and solutions and store clean outputs; yields (path, what went wrong or nothing)."""
     paths = authored(root, number)
     if not paths:
-        raise CourseError(f"There is no lesson or solution {number or 'at all'} under {root}: check the number.")
+        raise CourseError(f"There is no lesson or solution {number or 'at all'} under {root}: check it.")
     for path in paths:
         nb = read(path)
         try:

@@ -24,6 +24,7 @@ from tinyengine.course.display import publish
 
 MIME = "application/vnd.tinyengine.check+json"
 UNWRITTEN = re.compile(r"(\d+\.\w+): ")  # how the builder's stubs begin their NotImplementedError
+PLACE = re.compile(r"\s*\([^()\s]+, line \d+\)$")  # what a SyntaxError adds: the made-up name of the cell's file
 LIMIT = 400  # characters of a value or an error that a message quotes
 
 _nonce = None
@@ -44,6 +45,29 @@ class CheckFailed(AssertionError):
 
 class Stop(Exception):
     """Leave the check's block: what follows needs a value that the learner's code did not give."""
+
+
+class Endless(Exception):
+    """The learner's code was stopped: it would have run for ever."""
+
+
+def ends(function, *args, lines=200_000):
+    """What `function(*args)` gives; raises Endless once it has run that many lines of Python, in a second or so."""
+    left = lines
+
+    def count(frame, event, arg):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Endless(f"your code was stopped after {lines:,} lines: look for a loop that never ends")
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        return function(*args)
+    finally:
+        sys.settrace(before)
 
 
 class check:
@@ -119,8 +143,11 @@ class check:
 
         return self._compare(name, got, True, points, why, mistakes, hint)
 
-    def par(self, name: str, got, par, points: int = 1, *, where="", mistakes=None, hint: str = ""):
-        """`got`, a cost, is at most `par`; write it after the lines that say the result is correct."""
+    def par(self, name: str, got, par, points: int = 1, *, where="", mistakes=None, show=True, hint: str = ""):
+        """`got`, a cost, is at most `par`; write it after the lines that say the result is correct.
+
+        `show=False` does not print the par, where that number is the answer.
+        """
 
         def reason(got, par):
             if not isinstance(plain(got), (int, float)):
@@ -128,7 +155,8 @@ class check:
             if got <= par:
                 return None
             place = value_of(where)
-            return f"correct, but {number(got)} {name} where {number(par)} suffice" + (f", {place}" if place else "")
+            least = f" where {number(par)} suffice" if show else ", and fewer are possible"
+            return f"correct, but {number(got)} {name}{least}" + (f", {place}" if place else "")
 
         return self._compare(name, got, par, points, reason, mistakes, hint)
 
@@ -151,6 +179,12 @@ class check:
             name, points, f"nothing was raised (it gave {quote(value)}), where a {names} is needed", "wrong", hint
         )
 
+    def wait(self, name: str) -> bool:
+        """What was not looked at because a line above does not hold; all points that are left wait for it."""
+        left = self.points - sum(line["max_points"] for line in self.lines)
+        points = f"{left} point{'s' * (left != 1)} wait{'s' * (left == 1)}"
+        return self._record(name, left, f"not looked at, {points} until the lines above hold", "waits")
+
     # How a line becomes a record.
 
     def _compare(self, name, got, want, points, reason, mistakes, hint) -> bool:
@@ -171,7 +205,7 @@ class check:
 
     def _record(self, name, points, sentence, state, hint="") -> bool:
         ok = state == "ok"
-        message = "" if ok else f"{name}: {sentence.rstrip('.')}." + (f" Hint: {hint}" if hint else "")
+        message = "" if ok else f"{name}: {ended(sentence)}" + (f" Hint: {hint}" if hint else "")
         self.lines.append(
             {"name": name, "points": points if ok else 0, "max_points": points, "state": state, "message": message}
         )
@@ -191,7 +225,7 @@ class check:
         while step:
             frames.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
             step = step.tb_next
-        mine = [(file, line) for file, line in frames if is_cell(file) and file != self._file]
+        mine = [(file, line) for file, line in frames if is_cell(file) and file != self._file and not is_given(file)]
         if not mine:
             return words(error)
         file, line = mine[-1]
@@ -218,7 +252,7 @@ class check:
 
 
 FORGOT = "your code gave None: did you forget to return?"
-MARKS = {"wrong": "wrong ", "error": "error ", "not attempted": "to do "}
+MARKS = {"wrong": "wrong ", "error": "error ", "not attempted": "to do ", "waits": "waits "}
 
 
 def value_of(thing):
@@ -346,7 +380,7 @@ def quote(value) -> str:
 
 def words(error) -> str:
     """`IndexError: list index out of range`, on one line."""
-    sentence = " ".join(str(error).split())
+    sentence = " ".join(PLACE.sub("", str(error)).split())
     sentence = sentence if len(sentence) <= LIMIT else sentence[:LIMIT] + "..."
     if type(error).__name__ == "StdinNotImplementedError":
         return "your code called input(), and nobody answers while it is graded: pass the value instead"
@@ -356,3 +390,13 @@ def words(error) -> str:
 def is_cell(file: str) -> bool:
     """True for the made-up file names under which IPython compiles a cell."""
     return "ipykernel_" in file or file.startswith("<ipython-input")
+
+
+def is_given(file: str) -> bool:
+    """True for a cell that the course wrote: it begins with a comment `# Given`."""
+    return linecache.getline(file, 1).startswith("# Given")
+
+
+def ended(sentence: str) -> str:
+    """With one full stop, or with the mark it has."""
+    return sentence if sentence.endswith(("?", "!")) else sentence.rstrip(".") + "."

@@ -33,7 +33,7 @@ def register(subparsers) -> None:
         metavar="N",
         nargs="?",
         const="",
-        help="first run lessons and solutions (of number N) and store clean outputs",
+        help="first run lessons and solutions (of number N, or the notebook of that path) and store clean outputs",
     )
     build.set_defaults(func=guarded(run_build))
 
@@ -83,10 +83,11 @@ def run_grade(args) -> int:
         raise CourseError(f"--timeout is {args.timeout:g}: give it more than 0 seconds.")
     root = find_root()
     path, others = locate(args.number, root)
+    saved = path.stat().st_mtime
     card = grade(path, root, args.timeout)
     card["messages"] += [f"{other} is graded by its path: tinyengine grade {other}" for other in others]
     remember(card, path, root)
-    print_scorecard(card, path.stat().st_mtime)
+    print_scorecard(card, saved)
     if args.json:
         write_json(args.json, card)
     if args.junit:

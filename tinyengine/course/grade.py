@@ -26,8 +26,10 @@ from pathlib import Path
 import nbformat
 
 from tinyengine.course.builder import DEFAULT_TIMEOUT, sha
-from tinyengine.course.checks import UNWRITTEN
+from tinyengine.course.checks import PLACE, UNWRITTEN
 from tinyengine.course.notebooks import CourseError, environment, read, short, text_of
+
+OTHER_TIMEOUT = 20  # seconds for a cell outside the exercises: it gives no points, so nobody should wait for it long
 
 
 def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
@@ -147,12 +149,12 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
             cell["cell"]: timeout or exercise["timeout"]
             for exercise in entry["exercises"]
             for cell in (exercise["check"], *exercise["answers"])
-        }
+        } | {setup["cell"]: timeout or DEFAULT_TIMEOUT for setup in entry["setup"]}
         job = {
             "cwd": str(folder),
             "results": str(temp / "results.json"),
             "timeouts": timeouts,
-            "timeout": timeout or DEFAULT_TIMEOUT,
+            "timeout": timeout or OTHER_TIMEOUT,
             "checks": [exercise["check"]["cell"] for exercise in entry["exercises"]],
         }
         (temp / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -285,7 +287,7 @@ def trouble(place: str, error, source: str = "") -> str:
     """One sentence for an error that the kernel reported."""
     if not error:
         return f"{place} gave no result: run the cells above it in order"
-    text = " ".join(error["text"].split())[:400]
+    text = " ".join(PLACE.sub("", error["text"]).split())[:400]
     if error["type"] == "StdinNotImplementedError":
         return f"{place} calls input(), and nobody answers while it is graded: pass the value instead"
     if error["type"] == "SystemExit":

@@ -183,7 +183,8 @@ class GradedCell(IPyNbCell):
 
 
 def line_of(text: str, traceback: list[str]) -> int | None:
-    """The line of the cell that an error names, from a SyntaxError's sentence or from the last frame in a cell."""
+    """The line of the cell that an error names, from a SyntaxError's sentence or from its last frame in that cell."""
     inside = re.search(r"\(\S+\.py, line (\d+)\)", text)
-    frames = re.findall(r"Cell In\s?\[\d*\], line (\d+)", ANSI.sub("", "\n".join(traceback)))
-    return int(inside[1]) if inside else int(frames[-1]) if frames else None
+    frames = re.findall(r"Cell In\s?\[(\d*)\], line (\d+)", ANSI.sub("", "\n".join(traceback)))
+    own = [line for cell, line in frames if cell == frames[0][0]]  # not those of a given cell that it calls
+    return int(inside[1]) if inside else int(own[-1]) if own else None
