@@ -14,7 +14,7 @@ from tinyengine.course.grade import grade
 ROOT = Path(__file__).parents[2]
 EXERCISES = ROOT / "exercises/02_orca.ipynb"
 SOLUTION = ROOT / "solutions/02_orca.ipynb"
-POINTS = {"2.1": 3, "2.2": 8, "2.3": 3}
+POINTS = {"2.1": 3, "2.2": 10, "2.3": 3}
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,26 @@ WASTE_WRONG = {
         "in the other order",
     ),
     "busy, not idle": (waste(idle="sum(b)"), 1, "the busy slot-steps instead of the idle ones"),
+    "all from busy": (waste(idle="sum(b) - n * ({steps})"), 1, "all slot-steps from the busy ones"),
+    "a fraction": (
+        """
+        def static_waste(outputs, n):
+            iterations = sum(max(outputs[i:i + n]) for i in range(0, len(outputs), n))
+            return iterations, 1 - sum(outputs) / (n * iterations)
+        """,
+        1,
+        "you give a fraction of the slot-steps: give their number",
+    ),
+    "a batch at every request": (
+        waste(batches="[outputs[i:i + n] for i in range(len(outputs))]"),
+        0,
+        "you begin a batch at every request",
+    ),
+    "never ends": (
+        "def static_waste(outputs, n):\n    while outputs:\n        n += 1",
+        0,
+        "look for a loop that never ends at line",
+    ),
     "iterations only": (
         "def static_waste(outputs, n): return max(outputs)",
         0,
@@ -177,14 +197,16 @@ def test_waste_wrong(check, answer, points, message):
 # 2.2
 
 
-def orca(body):
-    return "class MyOrca(Scheduler):\n    def schedule(self):\n" + indent(dedent(body).strip("\n"), " " * 8)
+def orca(body, cap="None"):
+    head = f"class MyOrca(Scheduler):\n    max_prefills = {cap}\n\n    def schedule(self):\n"
+    return head + indent(dedent(body).strip("\n"), " " * 8)
 
 
 PLAN = "return [(request, request.gap) for request in self.running]"
 ORCA_RIGHT = {
-    "for and else": orca(f"""
-        for _ in range(self.max_num_seqs - len(self.running)):
+    "a for loop": orca(f"""
+        free = self.max_num_seqs - len(self.running)
+        for _ in range(free if self.max_prefills is None else min(free, self.max_prefills)):
             if not self.waiting or not self.memory.reserve(self.waiting[0]):
                 break
             request = self.waiting.popleft()
@@ -196,10 +218,14 @@ ORCA_RIGHT = {
         while self.waiting and len(self.running) < self.max_num_seqs and self.memory.reserve(self.waiting[0]):
             new.append(self.waiting.popleft())
             self.running.append(new[-1])
+            if len(new) == self.max_prefills:
+                break
         return [(request, len(request.tokens) - request.computed) for request in new + old]
     """),
     "put back at the front": orca(f"""
-        while self.waiting and len(self.running) < self.max_num_seqs:
+        most = self.max_prefills or self.max_num_seqs
+        ran = len(self.running)
+        while self.waiting and len(self.running) < min(self.max_num_seqs, ran + most):
             request = self.waiting.popleft()
             if not self.memory.reserve(request):
                 self.waiting.appendleft(request)
@@ -209,24 +235,30 @@ ORCA_RIGHT = {
     """),
     "a helper named _admit of one's own": """
         class MyOrca(Scheduler):
-            def _admit(self):
+            max_prefills = None
+
+            def _admit(self, left):
                 free = len(self.running) < self.max_num_seqs
-                if free and self.waiting and self.memory.reserve(self.waiting[0]):
+                if left and free and self.waiting and self.memory.reserve(self.waiting[0]):
                     self.running.append(self.waiting.popleft())
-                    self._admit()
+                    self._admit(left - 1)
 
             def schedule(self):
-                self._admit()
+                self._admit(1000 if self.max_prefills is None else self.max_prefills)
                 return tuple((request, request.gap) for request in self.running)
     """,
 }
 LOOP = f"""
-while self.waiting and len(self.running) < self.max_num_seqs:
+joined = 0
+while self.waiting and len(self.running) < self.max_num_seqs and joined != self.max_prefills:
     if not self.memory.reserve(self.waiting[0]):
         break
     self.running.append(self.waiting.popleft())
+    joined += 1
 {PLAN}
 """
+CAP = " and joined != self.max_prefills"
+SORTED = "self.waiting = type(self.waiting)(sorted(self.waiting, key=lambda r: {}r.max_slots))\nreturn"
 ORCA_WRONG = {
     "static": (
         orca(LOOP.replace("while ", "batch = bool(self.running)\nwhile not batch and ", 1)),
@@ -278,6 +310,122 @@ ORCA_WRONG = {
         3,
         "requests run, and max_num_seqs is 3",
     ),
+    "the refused one goes to the end": (
+        orca(f"""
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting.popleft()
+            if not self.memory.reserve(request):
+                self.waiting.append(request)
+                break
+            self.running.append(request)
+        {PLAN}
+    """),
+        3,
+        "case 'small', iteration 1: r3 was refused and is no longer first in self.waiting: leave it there",
+    ),
+    "sorted after admission": (
+        orca(LOOP.replace("return", SORTED.format(""))),
+        3,
+        "case 'small', iteration 0: r4 now stands before r3 in self.waiting, but came later",
+    ),
+    "sorted where nobody was refused": (
+        orca(LOOP.replace("return", SORTED.format("-"))),
+        3,
+        "now stands before",
+    ),
+    "several put back in the wrong order": (
+        orca(f"""
+        refused = []
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            request = self.waiting.popleft()
+            if refused or not self.memory.reserve(request):
+                refused.append(request)
+            else:
+                self.running.append(request)
+        for request in refused:
+            self.waiting.appendleft(request)
+        {PLAN}
+    """),
+        3,
+        "case 'small', iteration 1: r3 was refused and is no longer first in self.waiting: leave it there",
+    ),
+    "the later is asked first": (
+        orca(f"""
+        new = [self.waiting.popleft() for _ in range(min(len(self.waiting), self.max_num_seqs - len(self.running)))]
+        for request in reversed(new):
+            if self.memory.reserve(request):
+                self.running.append(request)
+            else:
+                self.waiting.appendleft(request)
+        {PLAN}
+    """),
+        3,
+        "memory.reserve() is asked for a later request before an earlier one",
+    ),
+    "no cap": (
+        orca(LOOP.replace(CAP, "")),
+        8,
+        "case 'small' with max_prefills = 1, iteration 0: 3 requests join, and self.max_prefills allows 1",
+    ),
+    "one more than the cap": (
+        orca(LOOP.replace(CAP, " and (self.max_prefills is None or joined <= self.max_prefills)")),
+        8,
+        "iteration 0: 2 requests join, and self.max_prefills allows 1",
+    ),
+    "the cap counts those that run": (
+        orca(LOOP.replace(CAP, " and len(self.running) != self.max_prefills")),
+        8,
+        "with max_prefills = 1, iteration 1: max_prefills limits those that join in this iteration, not those that run",
+    ),
+    "the cap cuts the plan": (
+        orca(LOOP.replace(CAP, "").replace("self.running]", "self.running][: self.max_prefills]")),
+        8,
+        "r1 is in self.running and not in the plan: max_prefills limits who joins, not who is in the plan",
+    ),
+    "those above the cap are skipped": (
+        orca(
+            LOOP.replace(CAP, "").replace(
+                "    if not",
+                "    if joined == self.max_prefills:\n        self.waiting.popleft()\n        continue\n    if not",
+            )
+        ),
+        8,
+        "case 'small' with max_prefills = 1, iteration 0: r1 is lost: it has left self.waiting",
+    ),
+    "those above the cap go to the end": (
+        orca(
+            LOOP.replace(CAP, "").replace(
+                "    if not",
+                "    if joined == self.max_prefills:\n        self.waiting.rotate(-1)\n        break\n    if not",
+            )
+        ),
+        8,
+        "case 'small' with max_prefills = 1, iteration 0: r4 now stands before r1 in self.waiting, but came later",
+    ),
+    "the count never begins anew": (
+        orca(LOOP.replace("joined = 0", "self.n = getattr(self, 'n', 0)").replace("joined", "self.n")),
+        8,
+        "the plan is empty, and 4 requests wait: count those that join anew in every iteration",
+    ),
+    "a cap of always one": (
+        orca(LOOP.replace(CAP, " and not (self.max_prefills and joined)")),
+        8,
+        "case 'roomy' with max_prefills = 2, iteration 0: 1 request joined, and one more could",
+    ),
+    "None is compared": (
+        orca(LOOP.replace(CAP, " and joined < self.max_prefills")),
+        0,
+        "'<' not supported between instances of 'int' and 'NoneType' at line 6 of your cell",
+    ),
+    "never ends": (
+        orca(
+            LOOP.replace("        break", "        pass")
+            .replace("if not self.memory.reserve(self.waiting[0])", "if True")
+            .replace("    self.running.append(self.waiting.popleft())\n", "")
+        ),
+        0,
+        "look for a loop that never ends at line",
+    ),
     "popped before the refusal": (
         orca(f"""
         while self.waiting and len(self.running) < self.max_num_seqs:
@@ -293,7 +441,7 @@ ORCA_WRONG = {
     "one token each": (
         orca(LOOP.replace("request.gap", "1")),
         0,
-        "r0 is planned with 1 tokens, but it joins, and its whole prompt is open: plan its gap",
+        "r0 is planned with 1 token, but it joins, and its whole prompt is open: plan its gap",
     ),
     "always the whole prompt": (
         orca(LOOP.replace("request.gap", "request.num_prompt_tokens")),
@@ -359,7 +507,7 @@ ORCA_WRONG = {
     "requests without numbers": (
         orca(LOOP.replace("(request, request.gap)", "request")),
         0,
-        "but a list of (request, n_tokens) is needed",
+        "schedule() gives a list with Request in it, but a list of (request, n_tokens) pairs is needed",
     ),
     "no return": (orca(LOOP.replace("return ", "")), 0, "did you forget to return?"),
     "a queue to reserve": (
@@ -389,7 +537,7 @@ ORCA_WRONG = {
         0,
         "you call the package's own loop, _admit: write yours",
     ),
-    "an error": (orca("return self.wating"), 0, "has no attribute 'wating' at line 3 of your cell"),
+    "an error": (orca("return self.wating"), 0, "'MyOrca' object has no attribute 'wating' at line 5 of your cell"),
     "no self": (orca(LOOP).replace("(self)", "()"), 0, "schedule() takes 0 positional arguments but 1 was given"),
     "no Scheduler": (orca(LOOP).replace("(Scheduler)", ""), 0, "MyOrca is no Scheduler"),
 }
@@ -398,13 +546,41 @@ ORCA_WRONG = {
 @pytest.mark.parametrize("answer", ORCA_RIGHT.values(), ids=ORCA_RIGHT)
 def test_orca_right(check, answer):
     points, said = check("2.2", answer)
-    assert points == 8, said
+    assert points == 10, said
 
 
 @pytest.mark.parametrize("answer, points, message", ORCA_WRONG.values(), ids=ORCA_WRONG)
 def test_orca_wrong(check, answer, points, message):
     got, said = check("2.2", answer)
     assert message in said and got == points, said
+    assert "None" not in said.replace("'NoneType'", "").replace("gives None", "") and "?." not in said, said
+
+
+def test_what_a_broken_rule_keeps_from_being_looked_at(check):
+    said = check("2.2", ORCA_WRONG["overtakes"][0])[1]
+    rest = "waits  the real engine, the idle slot-steps and max_prefills: not looked at, 6 points wait until the lines"
+    assert rest in said
+    said = check("2.2", ORCA_WRONG["nobody joins"][0])[1]
+    assert "waits  the other rules, the real engine" in said and "not looked at, 9 points wait" in said
+
+
+@pytest.mark.parametrize(
+    "name, sentence",
+    [("asks for ever", "asked for r3 without end: leave the loop"), ("never ends", "look for a loop that never ends")],
+)
+def test_the_learners_own_run_ends_too(given, name, sentence):
+    names = dict(given)
+    execute(ORCA_WRONG[name][0], "own-run", names)
+    with pytest.raises(Exception, match=sentence):
+        names["replay"](names["MyOrca"], "small")
+
+
+def test_a_plan_of_ended_requests_ends_too(given):
+    names = dict(given)
+    keeps = LOOP.replace("joined = 0", "joined = 0\nself.all = getattr(self, 'all', list(self.waiting)[:1])")
+    execute(orca(keeps.replace("in self.running]", "in self.all]")), "ended", names)
+    with pytest.raises(RuntimeError, match="5,000 iterations, and still a plan"):
+        names["replay"](names["MyOrca"], "small")
 
 
 def test_the_published_numbers(given):
@@ -416,6 +592,14 @@ def test_the_published_numbers(given):
     assert [iterations(scheduler, "short_long_mix") for scheduler in ("Static", "Orca")] == [1024, 672]
     assert iterations("Orca", "published") == 500
     assert [iterations(scheduler, "small") for scheduler in ("Static", "Orca")] == [7, 5]
+    names = dict(given)
+    execute(orca(LOOP), "capped", names)
+    trace = names["replay"](names["MyOrca"], "small", max_prefills=1)
+    first = {}
+    for step, iteration in enumerate(trace.iterations):
+        for span in iteration.spans:
+            first.setdefault(span.request_id, step)
+    assert len(trace.iterations) == 8 and first == {"r0": 0, "r1": 1, "r2": 2, "r3": 5, "r4": 6}
     trace = given["replay"](given["Orca"], "small")
     assert [[(span.request_id, span.n_tokens) for span in iteration.spans] for iteration in trace.iterations] == [
         [("r0", 3), ("r1", 2), ("r2", 6)],
@@ -455,12 +639,12 @@ REFUSE_WRONG = {
     "too many requests": (
         steps('[("add", "a", 39), ("add", "b", 2), ("add", "c", 39), ("add", "d", 2), ("end", "a"), ("end", "c")]'),
         2,
-        "correct, but 4 requests where 2 suffice",
+        "correct, but 4 requests, and fewer are possible.",
     ),
     "too many slots held": (
         steps('[("add", "a", 30), ("add", "b", 40), ("end", "a")]'),
         2,
-        "correct, but 40 slots still held where 22 suffice",
+        "correct, but 40 slots still held, and fewer are possible.",
     ),
 }
 
@@ -492,4 +676,4 @@ def test_untouched_is_not_attempted():
 
 @pytest.mark.slow
 def test_solution_passes():
-    assert statuses(SOLUTION) == (14, ["passed"] * 3)
+    assert statuses(SOLUTION) == (16, ["passed"] * 3)
