@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -99,19 +100,25 @@ def notebook(lab, browser):
     }  # fmt: skip
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     write_json(folder / "look.ipynb", {"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
-    page.set_default_timeout(60_000)
-    page.goto(f"{address}/tree/look.ipynb?reset")
-    page.wait_for_function(
-        "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.connectionStatus === 'connected'"
-    )
-    page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+    page = run_all(browser, f"{address}/tree/look.ipynb?reset")
     page.locator(".te-player canvas").first.wait_for()
     page.get_by_text("iteration 50:").first.wait_for()  # orca's last: the whole run is drawn before anybody plays it
     page.get_by_test_id("scrub").press("Home")
     page.get_by_text("iteration 0:").first.wait_for()
     yield page
     page.close()
+
+
+def run_all(browser, address: str):
+    """A page with the notebook at this address, its cells on their way."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(address)
+    page.wait_for_function(
+        "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.connectionStatus === 'connected'"
+    )
+    page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+    return page
 
 
 def picture(page):
@@ -161,3 +168,23 @@ def test_the_stored_output_carries_the_png_beside_the_widget(notebook, lab):
     (output,) = outputs
     assert set(output["data"]) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
     assert "".join(output["data"]["text/plain"]) == "Player(static: 56 iterations, orca: 51 iterations)"
+
+
+@pytest.mark.slow
+def test_the_lesson_runs_and_its_pictures_play(lab, browser):
+    """Lesson 02 itself, as a reader has it: run all cells, then play static batching beside Orca."""
+    address, folder = lab
+    shutil.copy(ROOT / "lessons/02_orca.ipynb", folder)
+    page = run_all(browser, f"{address}/tree/02_orca.ipynb?reset")
+    player = page.locator('.te-player[aria-label*="static, orca"]')
+    player.wait_for()
+    player.scroll_into_view_if_needed()
+    player.get_by_test_id("scrub").press("Home")
+    before = player.locator("canvas").first.evaluate("canvas => canvas.toDataURL()")
+    player.locator('[data-act="play"]').click()
+    position = player.get_by_test_id("position").element_handle()
+    page.wait_for_function("element => Number(element.textContent.split(' ')[1]) >= 5", arg=position)
+    assert player.locator("canvas").first.evaluate("canvas => canvas.toDataURL()") != before
+    assert page.locator(".jp-OutputArea-output", has_text="toy == engine, iteration by iteration").count() == 1
+    assert page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').count() == 0
+    page.close()
