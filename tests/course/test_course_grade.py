@@ -175,15 +175,17 @@ def test_check_flags(graded):
 
 
 def test_the_line_of_an_error_is_that_of_its_own_cell():
+    source = "def f(x):\n    return given(x)\n\nf(0)"
     frames = [
         "ValueError Traceback (most recent call last)",
-        "\x1b[32mCell In[9]\x1b[39m, line 2\n 1 a\n----> 2 b",
-        "Cell In[9], line 5, in f(x)",
-        "Cell In[1], line 30, in given(x)",
+        "\x1b[32mCell In[1]\x1b[39m, line 4\n      1 def f(x):\n----> 4 f(0)",
+        "Cell In[1], line 2, in f(x)\n      1 def f(x):\n----> 2     return given(x)\n      3 ",
+        "Cell In[1], line 3, in given(x)\n      1 # Given\n----> 3     raise ValueError",
+        "File /lib/thing.py:4, in thing()\n----> 4 f(0)",
     ]
-    assert line_of("too small", frames) == 5
-    assert line_of("invalid syntax (123.py, line 3)", frames[:1]) == 3
-    assert line_of("too small", frames[:1]) is None
+    assert line_of("too small", frames, source) == 2
+    assert line_of("invalid syntax (123.py, line 3)", frames[:1], source) == 3
+    assert line_of("too small", frames[:1], source) is None
 
 
 def test_a_cell_outside_the_exercises_has_a_short_limit(course, monkeypatch):

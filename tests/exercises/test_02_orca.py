@@ -162,7 +162,7 @@ WASTE_WRONG = {
     "never ends": (
         "def static_waste(outputs, n):\n    while outputs:\n        n += 1",
         0,
-        "look for a loop that never ends at line",
+        "a loop never ends, and your code was stopped after 200,000 lines at line",
     ),
     "iterations only": (
         "def static_waste(outputs, n): return max(outputs)",
@@ -424,7 +424,7 @@ ORCA_WRONG = {
             .replace("    self.running.append(self.waiting.popleft())\n", "")
         ),
         0,
-        "look for a loop that never ends at line",
+        "a loop never ends, and your code was stopped after 200,000 lines at line",
     ),
     "popped before the refusal": (
         orca(f"""
@@ -566,7 +566,7 @@ def test_what_a_broken_rule_keeps_from_being_looked_at(check):
 
 @pytest.mark.parametrize(
     "name, sentence",
-    [("asks for ever", "asked for r3 without end: leave the loop"), ("never ends", "look for a loop that never ends")],
+    [("asks for ever", "asked for r3 without end: leave the loop"), ("never ends", "a loop never ends")],
 )
 def test_the_learners_own_run_ends_too(given, name, sentence):
     names = dict(given)

@@ -59,7 +59,7 @@ def ends(function, *args, lines=200_000):
         nonlocal left
         left -= 1
         if left < 0:
-            raise Endless(f"your code was stopped after {lines:,} lines: look for a loop that never ends")
+            raise Endless(f"a loop never ends, and your code was stopped after {lines:,} lines")
         return count
 
     before = sys.gettrace()

@@ -26,6 +26,7 @@ POLL = 0.2  # seconds between two looks at whether the kernel still lives
 GRACE = 5.0  # seconds a cell gets to stop once it is interrupted
 STARTUP = 60.0  # seconds for a kernel to start
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+FRAME = re.compile(r"^-+> *(\d+) (.*)$", re.MULTILINE)  # the line of a frame that was running
 REFEREE = "__import__('tinyengine.course.referee', fromlist=['prepare'])"
 
 
@@ -175,16 +176,23 @@ class GradedCell(IPyNbCell):
                 found["error"] = {
                     "type": output["ename"],
                     "text": output["evalue"][:2000],
-                    "line": line_of(output["evalue"], output["traceback"]),
+                    "line": line_of(output["evalue"], output["traceback"], self.cell.source),
                 }
         if state == "error" and "error" not in found:
             found["error"] = {"type": type(failure).__name__, "text": words(failure), "line": None}
         return found
 
 
-def line_of(text: str, traceback: list[str]) -> int | None:
-    """The line of the cell that an error names, from a SyntaxError's sentence or from its last frame in that cell."""
+def line_of(text: str, traceback: list[str], source: str) -> int | None:
+    """The line of the cell that an error names, from a SyntaxError's sentence or from its last frame in that cell.
+
+    All cells are numbered alike while they are graded, so a frame belongs to the cell where the line it shows does.
+    """
     inside = re.search(r"\(\S+\.py, line (\d+)\)", text)
-    frames = re.findall(r"Cell In\s?\[(\d*)\], line (\d+)", ANSI.sub("", "\n".join(traceback)))
-    own = [line for cell, line in frames if cell == frames[0][0]]  # not those of a given cell that it calls
-    return int(inside[1]) if inside else int(own[-1]) if own else None
+    if inside:
+        return int(inside[1])
+    own = dict(enumerate(map(str.strip, source.splitlines()), 1))
+    frames = re.split(r"^(?=Cell In|File )", ANSI.sub("", "\n".join(traceback)), flags=re.MULTILINE)
+    shown = [FRAME.search(frame) for frame in frames if frame.startswith("Cell In")]
+    lines = [int(frame[1]) for frame in shown if frame and own.get(int(frame[1])) == frame[2].strip()]
+    return lines[-1] if lines else None
