@@ -52,10 +52,12 @@ def capital(rng: Random):
 
 
 def sum_(rng: Random, top: int = 99):
-    a, b = rng.randint(0, top), rng.randint(0, top)
+    # Of the pairs below 10 there are only 100: drawn evenly, they would be too rare to be told from the held-out ones.
+    a, b = (rng.randint(0, min(top, rng.choice([9, 99, 99]))) for _ in range(2))
     phrasing = rng.choice(
         ["What is {} + {}?", "What is {} + {}?", "{} + {} = ?", "Add {} and {}.", "How much is {} + {}?"])
-    return f"{a}+{b}", phrasing.format(a, b), str(a + b)
+    key = None if a < 10 and b < 10 else f"{a}+{b}"  # the 100 pairs of digits are a table to know, not a rule to infer
+    return key, phrasing.format(a, b), str(a + b)
 
 
 def count(rng: Random, longest: int = 100):
@@ -263,7 +265,8 @@ def behind(rng: Random, tokens: int | None = None):
     key, prompt, answer = easy(rng)
     text = distraction(rng, tokens or rng.randint(90, 1950))
     opening = rng.choice(["Read this. ", "Read this. ", ""])
-    return key, f"{opening}{text} {prompt}", answer
+    # A question that is never held out by itself is held out together with its text.
+    return key or text, f"{opening}{text} {prompt}", answer
 
 
 FAMILIES = {

@@ -252,7 +252,7 @@ def train(out: Path, tokens: int, minutes: float, device: str, resume: bool) -> 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/model"), help="folder to write (default out/model)")
-    parser.add_argument("--tokens", type=float, default=32e6, help="training tokens (default 32 million)")
+    parser.add_argument("--tokens", type=float, default=38.5e6, help="training tokens (default 38.5 million)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many minutes at the latest")
     parser.add_argument("--resume", action="store_true", help="go on from the state last saved in --out")
     args = parser.parse_args()
