@@ -58,3 +58,11 @@ def test_notebooks_show_a_picture_without_a_kernel(path):
     if path.parent.name != "exercises":
         assert all(cell.execution_count for cell in code)
         assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.parametrize("name", json.loads((ROOT / "exercises/manifest.json").read_text()))
+def test_a_lesson_lists_its_exercises_as_they_are(name):
+    exercises = json.loads((ROOT / "exercises/manifest.json").read_text())[name]["exercises"]
+    rows = [f"| {e['id']} {e['title']} | {e['minutes']} | about {e['lines']} |" for e in exercises]
+    text = prose(ROOT / f"lessons/{name}.ipynb")
+    assert [row for row in rows if row not in text] == []
