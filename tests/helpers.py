@@ -52,7 +52,7 @@ def assert_nothing_left(engine: Engine):
     """No request, no memory, no detokenizer, no queue entry outlives its end."""
     engine.memory.check()
     assert not engine.memory.holders
-    assert not engine.has_unfinished() and not engine.scheduler.has_unfinished
+    assert not engine.has_unfinished() and not engine.scheduler.has_unfinished()
     assert not (engine._requests or engine._detokenizers or engine._future)
 
 

@@ -277,7 +277,7 @@ def test_any_mix_of_adds_steps_and_aborts_gives_everybody_his_own(random_model, 
 
 def test_a_future_request_waits_outside_until_its_time(engine):
     name = engine.add_request(PROMPTS[0], LIMITS[0], arrival=7.5)
-    assert engine.has_unfinished() and not engine.scheduler.has_unfinished
+    assert engine.has_unfinished() and not engine.scheduler.has_unfinished()
     assert engine.step() == [] and engine.clock.now() == 7.5
     assert engine.step()[0].request_id == name
 
