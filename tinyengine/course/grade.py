@@ -165,8 +165,8 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
             "--nbval-current-env -p tinyengine.course.plugin --tinyengine-job job.json"
         )
         command = [sys.executable, "-m", "pytest", *options.split(), "graded.ipynb"]
-        # One thread, unless the learner chose: the small products of the exercises gain nothing from more, and on a busy
-        # machine threads that wait for each other run right answers into the time limit.
+        # One thread, unless the learner chose: small products gain nothing from more, and where the machine is busy,
+        # threads that wait for each other run right answers into the time limit.
         env = {"OMP_NUM_THREADS": "1", **environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         env.pop("PYTEST_ADDOPTS", None)
         done = subprocess.run(command, cwd=temp, env=env, capture_output=True, text=True, errors="replace")
