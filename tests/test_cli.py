@@ -113,9 +113,6 @@ def test_demo_says_no_where_a_stage_is_not_exact(monkeypatch, board, capsys):
 
 
 def test_demo_writes_the_timeline_as_one_page(board, tmp_path):
-    visualizers = pytest.importorskip("visualizers")
-    if not hasattr(visualizers, "compare"):
-        pytest.skip("visualizers.compare does not exist yet")
     page = tmp_path / "timeline.html"
     board.write_html(page)
     text = page.read_text(encoding="utf-8")
