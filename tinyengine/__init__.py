@@ -9,7 +9,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Engine": "engine",
+    "SLO_CLASSES": "request",
     "SamplingParams": "request",
+    "Slo": "request",
     "STAGES": "stages",
     "Trace": "trace",
     "load_model": "model.load",

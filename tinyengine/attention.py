@@ -43,11 +43,12 @@ class Padded:
         width = max(batch.counts)
         rows, longest = len(batch.tokens) // width, max(batch.lengths)
         table = torch.zeros(rows, longest, dtype=torch.long)
-        for row, slots in enumerate(batch.tables):
+        for row, length in enumerate(batch.lengths):
+            slots = _as_tensor(batch.slots(row))
             # Past its tokens a request's own first slot stands in, never a foreign one: a masked value still takes part
             # as 0 * value, and 0 * NaN is NaN.
             table[row] = slots[0]
-            table[row, : len(slots)] = _as_tensor(slots)
+            table[row, :length] = slots
         table = table.to(batch.tokens.device)
         # A query sees the keys up to its own position: [rows, 1, width, longest]. Positions count within a request, so
         # this holds for a prompt, for one new token, and for a chunk behind older context.
@@ -77,8 +78,7 @@ class PerRequest:
         self.cache = cache
 
     def __call__(self, batch: Batch) -> Attend:
-        device = batch.tokens.device
-        views = [_as_index(table, device) for table in batch.tables]
+        views = [batch.slots(index) for index in range(len(batch.plan))]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
@@ -90,6 +90,84 @@ class PerRequest:
             return out
 
         return attend
+
+
+class PagedAttention:
+    """The stream of `PerRequest`, over K/V in blocks: each request finds its keys through its block table."""
+
+    layout = staticmethod(flat)
+
+    def __init__(self, cache: KVCache):
+        self.cache = cache
+
+    def __call__(self, batch: Batch) -> Attend:
+        return self._on_cuda(batch) if batch.tokens.is_cuda else self._on_cpu(batch)
+
+    def _on_cpu(self, batch: Batch) -> Attend:
+        slots = torch.cat([_as_tensor(batch.slots(index)) for index in range(len(batch.plan))])  # once, for all layers
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            self.cache.write(layer, batch.slot_mapping, k, v)
+            keys, values = self.cache.keys[layer, slots], self.cache.values[layer, slots]
+            return each_request(q, keys, values, batch.counts, batch.lengths)
+
+        return attend
+
+    def _on_cuda(self, batch: Batch) -> Attend:
+        from tinyengine.kernels import paged  # imported here: Triton is an extra that a CPU does not need
+
+        longest = max(batch.counts)
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            keys, values = (in_blocks(arena[layer], batch.block_size) for arena in (self.cache.keys, self.cache.values))
+            paged.write_kv(keys, values, batch.slot_mapping, k, v)
+            return paged.paged_attention(
+                q, keys, values, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, longest
+            )
+
+        return attend
+
+
+def in_blocks(arena: torch.Tensor, block_size: int) -> torch.Tensor:
+    """One layer's arena, block by block: [slots, kv_heads, head_dim] -> [blocks, block_size, kv_heads, head_dim]."""
+    return arena.view(-1, block_size, *arena.shape[1:])
+
+
+def paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+) -> torch.Tensor:
+    """Causal attention of B requests' newest tokens over their K/V in blocks: the definition that kernels are held to.
+
+    q [N, heads, head_dim]: all requests' new tokens, one request behind the other.
+    keys, values [blocks, block_size, kv_heads, head_dim]: one layer of the arena.
+    cu_seqlens_q [B + 1]: where each request's queries begin. seqused_k [B]: how many keys it has, the new ones
+    included. block_table [B, most blocks]: where they are.
+    -> [N, heads, head_dim]. Query i of n sees the keys up to its own position, length - n + i.
+
+    Source: PagedAttention (SOSP 2023), section 4.1; the argument names are FlashAttention's.
+    """
+    block_size, lengths = keys.shape[1], seqused_k.tolist()
+    slots = block_table.long()[:, :, None] * block_size + torch.arange(block_size, device=q.device)
+    slots = torch.cat([own[:length] for own, length in zip(slots.flatten(1), lengths)])  # [sum of lengths]
+    counts = cu_seqlens_q.diff().tolist()
+    return each_request(q, keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots], counts, lengths)
+
+
+def each_request(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, counts: list[int], lengths: list[int]
+) -> torch.Tensor:
+    """q [sum of counts, heads, head_dim], keys and values [sum of lengths, kv_heads, head_dim], request by request ->
+    [sum of counts, heads, head_dim]"""
+    out = torch.empty_like(q)
+    each = zip(out.split(counts), q.split(counts), keys.split(lengths), values.split(lengths), strict=True)
+    for own_out, own_q, own_keys, own_values in each:
+        own_out.copy_(one_request(own_q, own_keys, own_values))
+    return out
 
 
 def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -113,14 +191,5 @@ def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> to
     return out[0].transpose(0, 1)
 
 
-def _as_index(table: range | list[int], device: torch.device) -> slice | torch.Tensor:
-    """One piece of the arena is a view of it; scattered slots must be gathered."""
-    if isinstance(table, range):
-        return slice(table.start, table.stop)
-    return _as_tensor(table).to(device)
-
-
-def _as_tensor(table: range | list[int]) -> torch.Tensor:
-    if isinstance(table, range):  # torch.tensor would walk through it in Python
-        return torch.arange(table.start, table.stop)
-    return torch.tensor(table, dtype=torch.long)
+def _as_tensor(slots: slice | torch.Tensor) -> torch.Tensor:
+    return torch.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots

@@ -11,12 +11,13 @@ import torch
 from tqdm.auto import tqdm
 
 from tinyengine.attention import KVCache
+from tinyengine.batch import Batch
 from tinyengine.clock import WallClock
 from tinyengine.detokenizer import Detokenizer
 from tinyengine.qwen3 import Qwen3
-from tinyengine.request import Request, SamplingParams
+from tinyengine.request import SLO_CLASSES, Request, SamplingParams, Slo
 from tinyengine.sampler import sample
-from tinyengine.scheduler import Scheduler, Token
+from tinyengine.scheduler import Plan, Scheduler, Token, Tokens
 from tinyengine.stages import STAGES
 from tinyengine.trace import Trace
 
@@ -29,8 +30,8 @@ CUDA_KV_SHARE = 0.8  # of the free device memory; the rest is for activations
 @dataclass
 class Output:
     """What a request has produced so far. `pieces` is the text that each token made certain ("" while a character or a
-    possible stop string is incomplete); finish_reason is None while it runs, then "stop" (end of sequence, stop token
-    or stop string), "length" (max_tokens) or "abort"."""
+    possible stop string is incomplete); finish_reason is None while it runs, then "stop" (end of sequence, stop token,
+    stop string or stop_when), "length" (max_tokens), "abort", or "error" (its stop_when raised `error`)."""
 
     request_id: str
     prompt: str | None
@@ -38,6 +39,7 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     finish_reason: str | None = None
+    error: Exception | None = None
 
     @property
     def text(self) -> str:
@@ -67,8 +69,9 @@ class Engine:
     stage: a row of STAGES. scheduler: a scheduler instance to use in place of the stage's own, with its own memory.
     max_num_seqs: batch slots. max_num_batched_tokens: the token budget, of the stages that have one.
     num_slots: K/V slots of the arena; None estimates them from free device memory (CUDA) or CPU_KV_BYTES.
-    block_size: slots of a block, of the stages that have blocks.
+    block_size: slots of a block, of the stages that have blocks. enable_prefix_caching: of the same stages.
     clock: WallClock (seconds) or IterationClock. seed: of the seeds of requests that bring none.
+    options: further ones of the stage's scheduler, such as policy="priority" or num_speculative_tokens=4.
 
     `trace` records every iteration. Raises ValueError for an unknown stage or a number outside its limits.
     """
@@ -76,7 +79,7 @@ class Engine:
     def __init__(
         self,
         model: Qwen3,
-        stage: str = "selective",
+        stage: str = "chunked",
         *,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 512,
@@ -86,11 +89,10 @@ class Engine:
         scheduler: Scheduler | None = None,
         clock: WallClock | None = None,
         seed: int = 0,
+        **options,
     ):
         if stage not in STAGES:
             raise ValueError(f"stage is {stage!r}, but the stages are {', '.join(STAGES)}")
-        if enable_prefix_caching:
-            raise ValueError(f"enable_prefix_caching is True, but stage {stage!r} has no prefix cache")
         make_scheduler, make_memory, make_attention = STAGES[stage]
         if num_slots is None:
             num_slots = estimate_num_slots(model)
@@ -99,15 +101,16 @@ class Engine:
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
         if scheduler is None:
-            memory = make_memory.for_arena(num_slots, block_size)
-            scheduler = make_scheduler(memory, max_num_seqs, max_num_batched_tokens)
+            memory = make_memory.for_arena(num_slots, block_size, enable_prefix_caching)
+            scheduler = make_scheduler(memory, max_num_seqs, max_num_batched_tokens, **options)
         self.model = model
         self.scheduler = scheduler
         self.memory = scheduler.memory
         cache = KVCache(model.config, self.memory.n_slots, model.device, model.dtype)
         self.attention = make_attention(cache)
         self.clock = clock or WallClock()
-        self.trace = Trace(stage, scheduler.max_num_seqs, self.memory.n_slots, self.memory.block_size)
+        memory = self.memory
+        self.trace = Trace(stage, scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
         self.outputs: dict[str, Output] = {}  # by request id, of add_request; pop what you have read
         self._requests: dict[str, Request] = {}  # the unfinished ones
         self._detokenizers: dict[str, Detokenizer] = {}  # theirs
@@ -124,10 +127,12 @@ class Engine:
         request_id: str | None = None,
         arrival: float | None = None,
         priority: int = 0,
+        slo: Slo | str | None = None,
     ) -> str:
         """Queues a prompt, text or token ids, and returns its request id.
 
         arrival: seconds on the engine's clock, now if None; a later one waits outside the scheduler until then.
+        slo: what its user was promised, as an Slo or as the name of one in SLO_CLASSES.
         Raises ValueError, with nothing changed, for a prompt or parameter outside its limits.
         """
         params = SamplingParams() if params is None else params
@@ -147,6 +152,7 @@ class Engine:
             now if arrival is None else arrival,
             priority,
             self.model.eos_token_ids,
+            _slo(slo),
         )
         self._check(request)
         self._ids.add(request_id)
@@ -161,28 +167,39 @@ class Engine:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
-    @torch.inference_mode()
     def step(self) -> list[StreamedToken]:
-        """One iteration, and the tokens it gave; [] where it gave none or only waited for the next arrival."""
+        """One iteration, and the tokens it gave; [] where it gave none or only waited for the next arrival.
+
+        If the model raises, nothing is committed: the next step tries the same requests again, unless one is aborted.
+        """
         started = self.clock.now()
         self._receive(started)
+        budget = self.scheduler.token_budget
         plan = self.scheduler.schedule()
         if not plan:
             return self._idle()
-        batch = self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
-        hidden = self.model(batch.tokens, batch.positions, self.attention(batch))
-        tokens = sample(self.model.logits(hidden[batch.last]), batch)
+        batch, tokens = self._forward(plan)
         self.clock.iteration_done()
+        duration = self.clock.now() - started
         self.trace.record(
             plan,
             tokens,
             self.memory.holdings(),
             time=started,
-            duration=self.clock.now() - started,
+            duration=duration,
             waiting=tuple(request.request_id for request in self.scheduler.waiting),
             padding=batch.padding,
+            budget=budget,
         )
-        return [self._deliver(token) for token in self.scheduler.commit(plan, tokens)]
+        self.scheduler.observe(len(batch.tokens), duration)
+        # a stop string or stop_when can end a request in the middle of several tokens
+        return [self._deliver(token) for token in self.scheduler.commit(plan, tokens) if self._wants(token)]
+
+    @torch.inference_mode()
+    def _forward(self, plan: Plan) -> tuple[Batch, Tokens]:
+        batch = self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
+        hidden = self.model(batch.tokens, batch.positions, self.attention(batch))
+        return batch, sample(self.model.logits(hidden[batch.last]), batch)
 
     def abort_request(self, request_id: str):
         """Ends a request now, wherever it is; one that has ended already stays as it is.
@@ -266,25 +283,41 @@ class Engine:
             self.clock.wait_until(self._future[0][0])
         return []
 
+    def _wants(self, token: Token) -> bool:
+        return token.request.request_id in self._requests
+
     def _deliver(self, token: Token) -> StreamedToken:
-        """Turns a token into text, and ends its request where that text completes a stop string."""
+        """Turns a token into text, and ends its request where that text completes a stop string or stop_when says so."""
         request, reason = token.request, token.finish_reason
         output = self.outputs[request.request_id]
         output.token_ids.append(token.token_id)
         output.pieces.append("")
-        if detokenizer := self._detokenizers.get(request.request_id):
+        detokenizer = self._detokenizers.get(request.request_id)
+        if detokenizer:
             output.pieces[-1] = detokenizer.push(token.token_id)
             if detokenizer.stopped:
                 reason = "stop"
-                self.scheduler.finish(request, reason)
-            elif reason:
-                output.pieces[-1] += detokenizer.flush()
-        output.finish_reason = reason
+        reason = self._ask_stop_when(request, output) or reason
         if reason:
+            if detokenizer and not detokenizer.stopped:
+                output.pieces[-1] += detokenizer.flush()
+            output.finish_reason = reason
+            self.scheduler.finish(request, reason)
             self._requests.pop(request.request_id)
             self._detokenizers.pop(request.request_id, None)
             self.trace.event("finish", request.request_id, reason)
         return output.token(len(output.token_ids) - 1)
+
+    @staticmethod
+    def _ask_stop_when(request: Request, output: Output) -> str | None:
+        """Runs the user's function. What it raises ends its own request, never the step: others have tokens in it."""
+        if request.params.stop_when is None:
+            return None
+        try:
+            return "stop" if request.params.stop_when(list(output.token_ids)) else None
+        except Exception as error:
+            output.error = error
+            return "error"
 
     def _encode(self, prompt: Prompt, request_id: str) -> list[int]:
         if not isinstance(prompt, str):
@@ -332,6 +365,16 @@ def estimate_num_slots(model: Qwen3) -> int:
     if model.device.type == "cuda":
         budget = int(torch.cuda.mem_get_info(model.device)[0] * CUDA_KV_SHARE)
     return max(1, budget // per_slot)
+
+
+def _slo(slo: Slo | str | None) -> Slo:
+    if isinstance(slo, str):
+        if slo not in SLO_CLASSES:
+            raise ValueError(f"slo is {slo!r}, but the classes are {', '.join(SLO_CLASSES)}")
+        return SLO_CLASSES[slo]
+    if not isinstance(slo, Slo | None):
+        raise ValueError(f"slo is {slo!r}, but must be an Slo or one of {', '.join(SLO_CLASSES)}")
+    return slo or Slo()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,5 +1,9 @@
 """Where K/V live: who holds which slots of the arena. Numbers only, no torch: the tensors are in attention.KVCache."""
 
+from array import array
+from collections import OrderedDict
+from hashlib import blake2b
+
 from tinyengine.request import Request
 from tinyengine.trace import Holding
 
@@ -25,8 +29,11 @@ class Slots:
         self.holders: dict[str, Request] = {}
 
     @classmethod
-    def for_arena(cls, num_slots: int, block_size: int) -> "Slots":
-        """The engine's way to build any memory; slots have no use for `block_size`."""
+    def for_arena(cls, num_slots: int, block_size: int, enable_prefix_caching: bool = False) -> "Slots":
+        """The engine's way to build any memory; slots have no use for `block_size`. Raises ValueError for a prefix
+        cache: a range that one request owns whole cannot be shared."""
+        if enable_prefix_caching:
+            raise ValueError("enable_prefix_caching is True, but only stages with blocks can share a prefix: use paged")
         return cls(num_slots)
 
     @property
@@ -56,6 +63,9 @@ class Slots:
         del self.holders[request.request_id]
         self.holes = _merge(self.holes + _ranges(request.table))
         request.table = []
+
+    def filled(self, request: Request, since: int):
+        """Called when `computed` has moved from `since`. Nobody shares slots, so there is nothing to do."""
 
     def slots(self, request: Request, first: int, end: int) -> range | list[int]:
         """The slots of the request's positions first .. end - 1; a range where they are one piece."""
@@ -93,6 +103,181 @@ class Slots:
         index = next(i for i, hole in enumerate(self.holes) if hole.start == part.start)
         rest = self.holes[index][len(part) :]
         self.holes[index : index + 1] = [rest] if rest else []
+
+
+class Blocks:
+    """A pool of `n_blocks` blocks of `block_size` K/V slots, given out one by one as a request grows.
+
+    A request's positions b * block_size .. (b + 1) * block_size - 1 live in block `table[b]`, wherever that is. So
+    nothing is reserved, no hole is too small, and what is lost is the rest of each request's last block.
+    Source: PagedAttention (SOSP 2023), sections 4.1 to 4.3.
+
+    enable_prefix_caching: a full block keeps its K/V after its owner has gone, under the hash of its tokens and of the
+        block before it, until its place is needed; a request that begins with the same tokens takes it over instead of
+        computing it, also while the owner still runs. Of the free blocks the least recently freed is given out first.
+        Source: vLLM's automatic prefix caching.
+
+    Raises ValueError for a block_size that is not a power of two, and for a pool without a block.
+    """
+
+    contiguous = False
+
+    def __init__(self, n_blocks: int, block_size: int = 16, enable_prefix_caching: bool = False):
+        if block_size < 1 or block_size & (block_size - 1):
+            raise ValueError(f"block_size is {block_size}, but must be a power of two: 1, 2, 4, 8, 16 ...")
+        if n_blocks < 1:
+            raise ValueError(f"n_blocks is {n_blocks}, but a pool has at least 1 block")
+        self.n_blocks = n_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.free = OrderedDict.fromkeys(range(n_blocks))  # the least recently freed first
+        self.references = [0] * n_blocks  # in how many tables a block stands
+        self.holders: dict[str, Request] = {}
+        self._block_of: dict[bytes, int] = {}  # hash -> the block that has these tokens' K/V
+        self._hash_of: dict[int, bytes] = {}  # its inverse
+        self._chains: dict[str, list[bytes]] = {}  # hashes of a request's full blocks, as far as they were asked for
+        self._ranges: dict[str, tuple[int, tuple[tuple[int, int], ...]]] = {}  # table length -> ranges, for holdings
+
+    @classmethod
+    def for_arena(cls, num_slots: int, block_size: int, enable_prefix_caching: bool = False) -> "Blocks":
+        """As many blocks as fit into `num_slots`. Raises ValueError where that is none."""
+        if num_slots < block_size:
+            raise ValueError(f"num_slots is {num_slots}, but a block has {block_size} slots: raise num_slots")
+        return cls(num_slots // block_size, block_size, enable_prefix_caching)
+
+    @property
+    def n_slots(self) -> int:
+        return self.n_blocks * self.block_size
+
+    def blocks(self, n_slots: int) -> int:
+        """How many blocks `n_slots` positions take."""
+        return -(-n_slots // self.block_size)
+
+    def missing(self, request: Request, n_slots: int) -> int:
+        """How many blocks the request lacks for its first `n_slots` positions."""
+        return max(0, self.blocks(n_slots) - len(request.table))
+
+    def can_ever_hold(self, request: Request) -> bool:
+        return self.blocks(request.max_slots - 1) <= self.n_blocks  # nothing attends to the last token: it needs no slot
+
+    def admit(self, request: Request, n_slots: int, owed: int = 0) -> int | None:
+        """Takes in a request that holds nothing, if the blocks of its first `n_slots` positions are free beside `owed`
+        that others are still to get; returns how many of its tokens the prefix cache has, or None: there is no room.
+
+        It gets the cached blocks; the others come with `grow`.
+        """
+        cached = self._cached_prefix(request)
+        idle = sum(not self.references[block] for block in cached)  # these are free until they are taken over
+        if self.blocks(n_slots) - len(cached) + idle > len(self.free) - owed:
+            return None
+        for block in cached:
+            self.references[block] += 1
+            self.free.pop(block, None)
+        request.table = cached
+        self.holders[request.request_id] = request
+        return len(cached) * self.block_size
+
+    def grow(self, request: Request, n_slots: int) -> bool:
+        """Gives a request the blocks that its first `n_slots` positions lack, or changes nothing and returns False."""
+        missing = -(-n_slots // self.block_size) - len(request.table)
+        if missing <= 0:
+            return True
+        if missing > len(self.free):
+            return False
+        for _ in range(missing):
+            block, _ = self.free.popitem(last=False)
+            self._forget(block)
+            self.references[block] = 1
+            request.table.append(block)
+        return True
+
+    def release(self, request: Request):
+        """Takes back the blocks of the request that nobody shares; one that holds none is left as it is."""
+        self._chains.pop(request.request_id, None)
+        if self.holders.get(request.request_id) is not request:
+            return
+        del self.holders[request.request_id]
+        self._ranges.pop(request.request_id, None)
+        for block in reversed(request.table):  # the end of a text is wanted again less often than its beginning
+            self.references[block] -= 1
+            if not self.references[block]:
+                self.free[block] = None
+        request.table = []
+
+    def filled(self, request: Request, since: int):
+        """Called when `computed` has moved from `since`: the blocks that have become full can be shared."""
+        if not self.enable_prefix_caching:
+            return
+        full = request.computed // self.block_size
+        chain = self._chain(request, full)
+        for index in range(since // self.block_size, full):
+            if chain[index] not in self._block_of:  # else another block has the same K/V, and this one stays private
+                self._block_of[chain[index]] = request.table[index]
+                self._hash_of[request.table[index]] = chain[index]
+
+    def slots(self, request: Request, first: int, end: int) -> list[int]:
+        """The slots of the request's positions first .. end - 1."""
+        table, size = request.table, self.block_size
+        return [table[position // size] * size + position % size for position in range(first, end)]
+
+    def holdings(self) -> dict[str, Holding]:
+        """Who holds what now, by request id, in order of admission; a shared block appears with each of its holders."""
+        return {key: Holding(self._ranges_of(request), request.computed) for key, request in self.holders.items()}
+
+    def check(self):
+        """Raises AssertionError unless free and held blocks are all blocks, every reference is counted, a block stands
+        in two tables only where it holds the same tokens at the same place, and every hash names a live block."""
+        places: dict[int, list[tuple[Request, int]]] = {}
+        for request in self.holders.values():
+            assert request.computed <= len(request.table) * self.block_size, f"{request.request_id!r} outgrew its blocks"
+            for place, block in enumerate(request.table):
+                places.setdefault(block, []).append((request, place))
+        for block, references in enumerate(self.references):
+            holders = places.get(block, [])
+            assert references == len(holders), f"block {block} counts {references} references, but has {len(holders)}"
+            assert (block in self.free) == (not holders), f"block {block} is lost, or both free and held"
+            contents = {tuple(who.tokens[: (place + 1) * self.block_size]) for who, place in holders}
+            assert len(contents) <= 1, f"block {block} is shared, but not its tokens"
+            if len(holders) > 1:
+                assert block in self._hash_of, f"block {block} is shared, but was never cached"
+                assert len({who.request_id for who, _ in holders}) == len(holders), f"block {block} is twice in a table"
+        assert {block: key for key, block in self._block_of.items()} == self._hash_of, "the prefix cache contradicts itself"
+
+    def _cached_prefix(self, request: Request) -> list[int]:
+        """The cached blocks that the request can begin with. The last token is always left to be computed: without it
+        there would be no logits to sample from."""
+        if not self.enable_prefix_caching:
+            return []
+        cached = []
+        for key in self._chain(request, (len(request.tokens) - 1) // self.block_size):
+            if key not in self._block_of:
+                break
+            cached.append(self._block_of[key])
+        return cached
+
+    def _chain(self, request: Request, n_blocks: int) -> list[bytes]:
+        """The hashes of the request's first `n_blocks` blocks; each covers all tokens up to the end of its block."""
+        chain = self._chains.setdefault(request.request_id, [])
+        size = self.block_size
+        for index in range(len(chain), n_blocks):
+            before = chain[-1] if chain else b""
+            tokens = array("q", request.tokens[index * size : (index + 1) * size])
+            chain.append(blake2b(before + tokens.tobytes(), digest_size=16).digest())
+        return chain[:n_blocks]
+
+    def _forget(self, block: int):
+        """Evicts: the block's K/V are about to be overwritten."""
+        if block in self._hash_of:
+            del self._block_of[self._hash_of.pop(block)]
+
+    def _ranges_of(self, request: Request) -> tuple[tuple[int, int], ...]:
+        """A table only grows, so its ranges are made anew only when it has."""
+        length, ranges = self._ranges.get(request.request_id, (0, ()))
+        if length != len(request.table):
+            size = self.block_size
+            ranges = tuple((part.start * size, part.stop * size) for part in _ranges(request.table))
+            self._ranges[request.request_id] = len(request.table), ranges
+        return ranges
 
 
 def _ranges(table: range | list[int]) -> list[range]:

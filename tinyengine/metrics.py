@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from tinyengine.trace import Trace
+from tinyengine.trace import RequestRecord, Trace
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,16 @@ class Metrics:
     tokens_per_s: output tokens by the time from the first arrival to the last token.
     slot_occupancy: busy batch slots / batch slots, over all iterations. idle_slot_steps: the others, counted.
     padded_rows, padding_share: rows computed for nothing, and their share of all rows.
-    kv_reserved, kv_used: mean share of the arena that requests hold, and that has K/V in it.
-    kv_waste: 1 - used / reserved. kv_fragmented: mean share of the arena that is free, but outside the largest hole.
+    kv_reserved, kv_used: mean share of the arena that requests hold, and that has K/V in it; what two requests share
+        counts once. kv_waste: 1 - used / reserved. kv_waste_past_last_block: the same without the rest of the block in
+        which each request's newest token lies. kv_fragmented: mean share of the arena that is free, but outside the
+        largest hole; 0 where a request's slots need not be one piece.
+    cached_tokens: prompt tokens found in the prefix cache. recomputed_tokens: computed once more after a preemption.
+    preemptions: how often a request lost its memory.
+    tokens_per_step: tokens per request and iteration that gave any; above 1 with speculation. draft_tokens,
+        accepted_tokens: guesses, and right ones.
+    goodput: requests a second that finished and met their promise (first token, and every gap); a request without one
+        meets it.
     """
 
     iterations: int
@@ -51,7 +59,15 @@ class Metrics:
     kv_reserved: float
     kv_used: float
     kv_waste: float
+    kv_waste_past_last_block: float
     kv_fragmented: float
+    cached_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    tokens_per_step: float | None
+    draft_tokens: int
+    accepted_tokens: int
+    goodput: float | None
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -68,8 +84,7 @@ def token_times(trace: Trace) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {request_id: [] for request_id in trace.requests}
     for iteration in trace.iterations:
         for span in iteration.spans:
-            if span.token is not None:
-                times[span.request_id].append(iteration.end)
+            times[span.request_id].extend([iteration.end] * len(span.tokens))
     return times
 
 
@@ -78,7 +93,7 @@ def measure(trace: Trace) -> Metrics:
     times = token_times(trace)
     arrival = {request_id: record.arrival for request_id, record in trace.requests.items()}
     gaps = {key: [later - sooner for sooner, later in pairwise(moments)] for key, moments in times.items()}
-    finished = {event.request_id for event in trace.events if event.kind == "finish"}
+    finished = {event.request_id for event in trace.events if event.kind == "finish" and event.detail != "error"}
     begun = {request_id: moments for request_id, moments in times.items() if moments}
 
     output_tokens = sum(map(len, times.values()))
@@ -87,7 +102,11 @@ def measure(trace: Trace) -> Metrics:
     busy = sum(len(iteration.spans) for iteration in trace.iterations)
     padded = sum(iteration.padding for iteration in trace.iterations)
     rows = padded + sum(iteration.num_tokens for iteration in trace.iterations)
-    reserved, used, fragmented = (sum(column) for column in _memory_columns(trace))
+    reserved, used, ends, fragmented = (sum(column) for column in _memory_columns(trace))
+    spans = [span for iteration in trace.iterations for span in iteration.spans]
+    emitting = sum(bool(span.tokens) for span in spans)
+    drafted = sum(span.draft for span in spans)
+    kept = [key for key in finished if _met(trace.requests[key], times[key], gaps[key])]
     slots = trace.num_slots * len(trace.iterations)
     return Metrics(
         iterations=len(trace.iterations),
@@ -104,8 +123,23 @@ def measure(trace: Trace) -> Metrics:
         kv_reserved=_share(reserved, slots),
         kv_used=_share(used, slots),
         kv_waste=_share(reserved - used, reserved),
+        kv_waste_past_last_block=_share(reserved - ends - used, reserved),
         kv_fragmented=_share(fragmented, slots),
+        cached_tokens=sum(event.cached for event in trace.events),
+        recomputed_tokens=sum(span.recomputed for span in spans),
+        preemptions=sum(event.kind == "preempt" for event in trace.events),
+        tokens_per_step=output_tokens / emitting if emitting else None,
+        draft_tokens=drafted,
+        accepted_tokens=drafted - sum(span.rejected for span in spans),
+        goodput=len(kept) / elapsed if elapsed > 0 else None,
     )
+
+
+def _met(request: RequestRecord, moments: list[float], gaps: list[float]) -> bool:
+    """Whether a finished request got its first token, and every later one, as soon as it was promised."""
+    if request.ttft_target is not None and moments[0] - request.arrival > request.ttft_target:
+        return False
+    return request.tbt_target is None or max(gaps, default=0.0) <= request.tbt_target
 
 
 def fragmented_slots(ranges: list[tuple[int, int]], num_slots: int) -> int:
@@ -119,14 +153,26 @@ def fragmented_slots(ranges: list[tuple[int, int]], num_slots: int) -> int:
 
 
 def _memory_columns(trace: Trace):
-    """Reserved, used and fragmented slots of each iteration, as three columns."""
-    rows = [(0, 0, 0)]
+    """Reserved and used slots, free slots of last blocks, and fragmented slots of each iteration, as four columns."""
+    rows = [(0, 0, 0, 0)]
     for iteration in trace.iterations:
         held = iteration.memory.values()
-        ranges = [part for holding in held for part in holding.ranges]
-        reserved, used = sum(holding.reserved for holding in held), sum(holding.used for holding in held)
-        rows.append((reserved, used, fragmented_slots(ranges, trace.num_slots)))
+        ranges = sorted(part for holding in held for part in holding.ranges)
+        reserved = _union(ranges)
+        shared = sum(holding.reserved for holding in held) - reserved  # only full blocks are: used as often as held
+        used = sum(holding.used for holding in held) - shared
+        ends = sum(-holding.used % trace.block_size for holding in held)
+        rows.append((reserved, used, ends, fragmented_slots(ranges, trace.num_slots) if trace.contiguous else 0))
     return zip(*rows, strict=True)
+
+
+def _union(ranges: list[tuple[int, int]]) -> int:
+    """Slots in at least one of the sorted ranges."""
+    size, past = 0, 0
+    for first, end in ranges:
+        size += max(0, end - max(first, past))
+        past = max(past, end)
+    return size
 
 
 def _share(part: float, whole: float) -> float:

@@ -1,8 +1,10 @@
 """A request, and what its user asked for. No torch: schedulers, simulator and widgets all run on this class."""
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 
 class Lifecycle(Enum):
@@ -27,6 +29,8 @@ class SamplingParams:
     stop: strings that end the output, which then ends just before them.
     stop_token_ids: tokens that end the output, beside the model's own end-of-sequence tokens.
     ignore_eos: run to max_tokens whatever the model says.
+    stop_when: called with the output's token ids after each token; True ends the output with that token. If it raises,
+        its request ends with the reason "error", and no other is touched.
 
     Raises ValueError for a value outside its limits.
     """
@@ -40,6 +44,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop_when: Callable[[list[int]], bool] | None = None
 
     def __post_init__(self):
         stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop, "text or a list of texts")
@@ -59,6 +64,25 @@ class SamplingParams:
             _whole("a token of stop_token_ids", token, at_least=0)
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos is {self.ignore_eos!r}, but must be True or False")
+        if self.stop_when is not None and not callable(self.stop_when):
+            raise ValueError(f"stop_when is {self.stop_when!r}, but must be a function of the output's token ids")
+
+
+@dataclass(frozen=True)
+class Slo:
+    """A service-level objective: the seconds that a user was promised, None for no promise.
+
+    ttft: from arrival to the first token. tbt: between any two tokens.
+    Raises ValueError for a number that is not above 0.
+    """
+
+    ttft: float | None = None
+    tbt: float | None = None
+
+    def __post_init__(self):
+        for name, seconds in (("ttft", self.ttft), ("tbt", self.tbt)):
+            if seconds is not None:
+                _finite(f"the {name} of an Slo", seconds, "above 0", lambda value: value > 0)
 
 
 @dataclass(eq=False)
@@ -67,11 +91,14 @@ class Request:
 
     Progress is one integer: `computed`, the number of tokens whose K/V are in memory, chases `len(tokens)`. A whole
     prompt, a chunk of one, a decode step and a recompute after preemption differ only in the size of that gap (the
-    framing of vLLM v1's scheduler). `tokens` and `computed` are written by `Scheduler.commit`, `table` by the memory.
+    framing of vLLM v1's scheduler). The scheduler writes `tokens`, `computed` and `draft`; the memory writes `table`.
 
+    draft: guesses of the tokens that come next, to be verified in this iteration; they belong to the gap, and count as
+        tokens only when they were right.
     table: where its K/V live: block b of the request is block `table[b]` of the arena (a slot is a block of one).
     arrival: seconds on the engine's clock.
-    priority: smaller is served first where the scheduler looks at it.
+    priority: smaller is served first where the scheduler looks at it. slo: what its user was promised.
+    order: its number among the requests that the scheduler was given.
 
     Raises ValueError for an empty prompt, one that is not a sequence of whole numbers, and any other field outside its
     limits.
@@ -83,8 +110,11 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    slo: Slo = Slo()
     tokens: list[int] = field(init=False)
     computed: int = field(init=False, default=0)
+    draft: list[int] = field(init=False, default_factory=list)
+    order: int = field(init=False, default=0)
     table: list[int] | range = field(init=False, default_factory=list)
     finish_reason: str | None = field(init=False, default=None)
 
@@ -112,7 +142,12 @@ class Request:
     @property
     def gap(self) -> int:
         """Tokens still to be computed before the next one can be sampled."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) + len(self.draft) - self.computed
+
+    @property
+    def deadline(self) -> float:
+        """When its first token is due, on the engine's clock."""
+        return inf if self.slo.ttft is None else self.arrival + self.slo.ttft
 
     @property
     def max_slots(self) -> int:
@@ -133,12 +168,13 @@ class Request:
             return Lifecycle.WAITING
         return Lifecycle.INITIATION if self.computed < self.num_prompt_tokens else Lifecycle.INCREMENT
 
-    def reason_to_finish(self) -> str | None:
-        """Why the newest token ends it: "stop" (end of sequence), "length" (max_tokens), or None (it goes on)."""
-        params, last = self.params, self.tokens[-1]
+    def reason_to_finish(self, new: Sequence[int] = ()) -> str | None:
+        """Why the newest token ends it, the last of `new` where those are about to be appended: "stop" (end of
+        sequence), "length" (max_tokens), or None (it goes on)."""
+        params, last = self.params, new[-1] if new else self.tokens[-1]
         if last in params.stop_token_ids or (last in self.eos_token_ids and not params.ignore_eos):
             return "stop"
-        if len(self.tokens) - self.num_prompt_tokens >= params.max_tokens:
+        if len(self.tokens) + len(new) - len(self.prompt_token_ids) >= params.max_tokens:
             return "length"
         return None
 
@@ -161,3 +197,7 @@ def _tuple(name, value, kind):
         return () if value is None else tuple(value)
     except TypeError:
         raise ValueError(f"{name} is {value!r}, but must be {kind}") from None
+
+
+# Somebody reads along; somebody waits for the whole; nobody waits. The seconds are this course's own round numbers.
+SLO_CLASSES = {"interactive": Slo(ttft=0.5, tbt=0.1), "standard": Slo(ttft=2.0, tbt=0.5), "batch": Slo()}

@@ -8,40 +8,50 @@ import torch
 
 from tinyengine.batch import Batch
 from tinyengine.request import Request
+from tinyengine.scheduler import Tokens
 
 
-def sample(logits: torch.Tensor, batch: Batch) -> list[int | None]:
-    """logits [len(batch.due), vocab] -> one token per request of the plan, None for those that get none."""
-    return batch.per_plan(choose(logits, batch.due_requests).tolist())
+def sample(logits: torch.Tensor, batch: Batch) -> Tokens:
+    """logits [len(batch.due), vocab] -> what each request of the plan gets, as Scheduler.commit wants it."""
+    return batch.per_plan(choose(logits, batch.due_requests, batch.guessed).tolist())
 
 
-def choose(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """logits [n, vocab] of n requests -> their next tokens [n], long."""
+def choose(logits: torch.Tensor, requests: list[Request], guessed: list[int] | None = None) -> torch.Tensor:
+    """logits [n, vocab] of n rows -> their next tokens [n], long.
+
+    requests: whose row it is. guessed: how many of the request's guesses the row takes for true; 0 if None.
+    """
+    texts = [_text(request, n) for request, n in zip(requests, guessed or [0] * len(requests), strict=True)]
     if any(request.params.repetition_penalty != 1.0 for request in requests):
-        logits = penalise(logits, requests)
+        logits = penalise(logits, requests, texts)
     drawn = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     tokens = logits.argmax(-1)
     if drawn:
-        tokens[drawn] = _draw(logits[drawn].float(), [requests[row] for row in drawn])
+        positions = [len(texts[row]) for row in drawn]
+        tokens[drawn] = _draw(logits[drawn].float(), [requests[row] for row in drawn], positions)
     return tokens
 
 
-def penalise(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+def _text(request: Request, guessed: int) -> list[int]:
+    return request.tokens + request.draft[:guessed] if guessed else request.tokens
+
+
+def penalise(logits: torch.Tensor, requests: list[Request], texts: list[list[int]]) -> torch.Tensor:
     """Divides the positive logits of tokens that a request has already seen by its penalty, and multiplies the negative
-    ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers). In float32, or
-    neighbours in bf16 would become equal."""
+    ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers). texts: the tokens
+    that each row has seen. In float32, or neighbours in bf16 would become equal."""
     logits = logits.to(torch.float32, copy=True)
     for row, request in enumerate(requests):
         penalty = request.params.repetition_penalty
         if penalty != 1.0:
-            seen = torch.tensor(sorted(set(request.tokens)), device=logits.device)
+            seen = torch.tensor(sorted(set(texts[row])), device=logits.device)
             scores = logits[row, seen]
             logits[row, seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
     return logits
 
 
-def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
-    """Samples from softmax(logits / temperature), cut to top_k and top_p: [n, vocab] -> [n]."""
+def _draw(logits: torch.Tensor, requests: list[Request], positions: list[int]) -> torch.Tensor:
+    """Samples from softmax(logits / temperature), cut to top_k and top_p: [n, vocab] -> [n], for these positions."""
 
     def column(values, dtype=torch.float32):
         return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]  # [n, 1]
@@ -55,10 +65,9 @@ def _draw(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
         top_p = [request.params.top_p if request.params.top_p < 1.0 else torch.inf for request in requests]
         logits = cut(logits, column(top_k, torch.long), column(top_p))
     seeds = column([request.params.seed for request in requests], torch.long)
-    positions = column([len(request.tokens) for request in requests], torch.long)
     # The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the
     # vocabulary and no generator that batch neighbours would share.
-    return (logits + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(-1)
+    return (logits + gumbel_noise(seeds, column(positions, torch.long), logits.shape[-1])).argmax(-1)
 
 
 def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

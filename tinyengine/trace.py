@@ -2,6 +2,7 @@
 picture and every metric reads nothing else. No torch."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,13 +13,27 @@ from tinyengine.request import Request
 class Span:
     """One request's share of one iteration: `n_tokens` tokens, the first at position `start`.
 
-    token: the token id that it emitted, or None (a partial chunk emits nothing).
+    tokens: the token ids that it emitted: none (a partial chunk), one, or more where a draft was right.
+    draft: how many of the n_tokens were guesses (the last ones). recomputed: how many had been computed before, and
+    were lost to a preemption.
     """
 
     request_id: str
     start: int
     n_tokens: int
-    token: int | None = None
+    tokens: tuple[int, ...] = ()
+    draft: int = 0
+    recomputed: int = 0
+
+    @property
+    def end(self) -> int:
+        """Tokens of the request that are computed when the iteration is done; wrong guesses are not."""
+        return self.start + self.n_tokens - self.rejected
+
+    @property
+    def rejected(self) -> int:
+        """Guesses that were wrong, or not looked at because the request ended before them."""
+        return self.draft - max(0, len(self.tokens) - 1)
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,8 @@ class Iteration:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """What is fixed about a request when it arrives. prompt: its text, where there was one."""
+    """What is fixed about a request when it arrives. prompt: its text, where there was one.
+    ttft_target, tbt_target: seconds that its user was promised (see Slo), or None."""
 
     request_id: str
     num_prompt_tokens: int
@@ -72,18 +88,21 @@ class RequestRecord:
     arrival: float
     priority: int = 0
     prompt: str | None = None
+    ttft_target: float | None = None
+    tbt_target: float | None = None
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened to a request just before (arrive, admit, preempt) or at the end of (finish, abort)
     iteration `iteration`; -1 is the end of nothing: aborted before the first. kind: one of EVENT_KINDS. detail: the
-    finish reason, where there is one."""
+    finish reason, where there is one. cached: tokens that an admitted request found in the prefix cache."""
 
     iteration: int
     kind: str
     request_id: str
     detail: str | None = None
+    cached: int = 0
 
 
 EVENT_KINDS = ("arrive", "admit", "preempt", "finish", "abort")
@@ -91,13 +110,15 @@ EVENT_KINDS = ("arrive", "admit", "preempt", "finish", "abort")
 
 @dataclass
 class Trace:
-    """A run. stage: its name. max_num_seqs: batch slots. num_slots: K/V slots of the arena. pieces: the text that each
-    emitted token added, by request id (the stream a user saw)."""
+    """A run. stage: its name. max_num_seqs: batch slots. num_slots: K/V slots of the arena. contiguous: a request's
+    slots must be one piece, so that free slots can be of no use (fragmentation). pieces: the text that each emitted
+    token added, by request id (the stream a user saw)."""
 
     stage: str = ""
     max_num_seqs: int = 1
     num_slots: int = 0
     block_size: int = 1
+    contiguous: bool = True
     requests: dict[str, RequestRecord] = field(default_factory=dict)
     iterations: list[Iteration] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -105,17 +126,16 @@ class Trace:
 
     def __post_init__(self):
         self._holders: dict[str, None] = {}  # who held memory in the newest iteration and has not ended since
+        self._reached: dict[str, int] = {}  # how far each of the unfinished was ever computed
 
     def phase(self, span: Span) -> str:
-        """What it is called: "decode" (one token past the prompt), "prefill" (the whole prompt at once), "chunk" (a
-        part of it), or "recompute" (generated tokens once more, after a preemption; a part inside the prompt reads as
-        the first time).
-        """
+        """What it is called: "recompute" (begins with tokens that a preemption lost), "decode" (past the prompt),
+        "prefill" (the whole prompt at once), or "chunk" (a part of it, also the part that the prefix cache left)."""
         prompt = self.requests[span.request_id].num_prompt_tokens
-        if span.start >= prompt and span.n_tokens == 1:
-            return "decode"
-        if span.start + span.n_tokens > prompt:
+        if span.recomputed:
             return "recompute"
+        if span.start >= prompt:
+            return "decode"
         return "prefill" if (span.start, span.n_tokens) == (0, prompt) else "chunk"
 
     def arrive(self, request: Request, prompt: str | None = None):
@@ -126,34 +146,51 @@ class Trace:
             request.arrival,
             request.priority,
             prompt,
+            request.slo.ttft,
+            request.slo.tbt,
         )
         self.requests[request.request_id] = record
         self.event("arrive", request.request_id)
 
-    def record(self, plan: list[tuple[Request, int]], tokens: list[int | None], memory: dict[str, Holding], **fields):
+    def record(
+        self,
+        plan: list[tuple[Request, int]],
+        tokens: list[int | Sequence[int] | None],
+        memory: dict[str, Holding],
+        **fields,
+    ):
         """Adds an iteration, before its plan is committed; who was admitted or preempted shows in who holds memory.
         Whoever ends a request says so through `event`: one that is gone without it counts as preempted.
 
-        memory: what each request holds, as before the iteration. fields: the others of Iteration.
+        tokens: as for Scheduler.commit. memory: what each request holds, as before the iteration. fields: the others
+        of Iteration.
         """
         for request_id in self._holders:
             if request_id not in memory:
                 self.event("preempt", request_id)
+        cached = {request.request_id: request.computed for request, _ in plan}  # of those that are new: only that yet
         for request_id in memory:
             if request_id not in self._holders:
-                self.event("admit", request_id)
+                self.event("admit", request_id, cached=cached.get(request_id, 0))
         self._holders = dict.fromkeys(memory)
-        counts = {request.request_id: n_tokens for request, n_tokens in plan}
-        spans = tuple(Span(r.request_id, r.computed, n, token) for (r, n), token in zip(plan, tokens, strict=True))
-        memory = {key: Holding(held.ranges, held.used + counts.get(key, 0)) for key, held in memory.items()}
-        self.iterations.append(Iteration(spans=spans, memory=memory, **fields))
+        spans = {request.request_id: self._span(request, n, token) for (request, n), token in zip(plan, tokens)}
+        for request_id, span in spans.items():
+            self._reached[request_id] = max(self._reached.get(request_id, 0), span.end)
+        filled = {key: Holding(held.ranges, spans[key].end) if key in spans else held for key, held in memory.items()}
+        self.iterations.append(Iteration(spans=tuple(spans.values()), memory=filled, **fields))
 
-    def event(self, kind: str, request_id: str, detail: str | None = None):
+    def _span(self, request: Request, n_tokens: int, token: int | Sequence[int] | None) -> Span:
+        emitted = () if token is None else (token,) if isinstance(token, int) else tuple(token)
+        lost = min(n_tokens, max(0, self._reached.get(request.request_id, 0) - request.computed))
+        return Span(request.request_id, request.computed, n_tokens, emitted, len(request.draft), lost)
+
+    def event(self, kind: str, request_id: str, detail: str | None = None, cached: int = 0):
         """Something that happens now: at the end of the newest iteration (finish, abort), else before the next one."""
         ended = kind in ("finish", "abort")
-        self.events.append(Event(len(self.iterations) - ended, kind, request_id, detail))
+        self.events.append(Event(len(self.iterations) - ended, kind, request_id, detail, cached))
         if ended:
             self._holders.pop(request_id, None)
+            self._reached.pop(request_id, None)
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -166,6 +203,7 @@ class Trace:
             max_num_seqs=data["max_num_seqs"],
             num_slots=data["num_slots"],
             block_size=data["block_size"],
+            contiguous=data["contiguous"],
             requests={key: RequestRecord(**record) for key, record in data["requests"].items()},
             iterations=[_iteration(record) for record in data["iterations"]],
             events=[Event(**event) for event in data["events"]],
@@ -185,5 +223,5 @@ def _iteration(record: dict) -> Iteration:
         key: Holding(tuple(tuple(span) for span in holding["ranges"]), holding["used"])
         for key, holding in record["memory"].items()
     }
-    spans = tuple(Span(**span) for span in record["spans"])
+    spans = tuple(Span(**{**span, "tokens": tuple(span["tokens"])}) for span in record["spans"])
     return Iteration(**{**record, "spans": spans, "waiting": tuple(record["waiting"]), "memory": memory})
