@@ -287,7 +287,7 @@ class Engine:
         return token.request.request_id in self._requests
 
     def _deliver(self, token: Token) -> StreamedToken:
-        """Turns a token into text, and ends its request where that text completes a stop string or stop_when says so."""
+        """Turns a token into text, and ends its request where the text completes a stop string or stop_when says so."""
         request, reason = token.request, token.finish_reason
         output = self.outputs[request.request_id]
         output.token_ids.append(token.token_id)

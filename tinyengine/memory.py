@@ -158,7 +158,7 @@ class Blocks:
         return max(0, self.blocks(n_slots) - len(request.table))
 
     def can_ever_hold(self, request: Request) -> bool:
-        return self.blocks(request.max_slots - 1) <= self.n_blocks  # nothing attends to the last token: it needs no slot
+        return self.blocks(request.max_slots - 1) <= self.n_blocks  # nothing attends to the last token
 
     def admit(self, request: Request, n_slots: int, owed: int = 0) -> int | None:
         """Takes in a request that holds nothing, if the blocks of its first `n_slots` positions are free beside `owed`
@@ -229,7 +229,8 @@ class Blocks:
         in two tables only where it holds the same tokens at the same place, and every hash names a live block."""
         places: dict[int, list[tuple[Request, int]]] = {}
         for request in self.holders.values():
-            assert request.computed <= len(request.table) * self.block_size, f"{request.request_id!r} outgrew its blocks"
+            room = len(request.table) * self.block_size
+            assert request.computed <= room, f"{request.request_id!r} has outgrown its blocks"
             for place, block in enumerate(request.table):
                 places.setdefault(block, []).append((request, place))
         for block, references in enumerate(self.references):
@@ -241,7 +242,8 @@ class Blocks:
             if len(holders) > 1:
                 assert block in self._hash_of, f"block {block} is shared, but was never cached"
                 assert len({who.request_id for who, _ in holders}) == len(holders), f"block {block} is twice in a table"
-        assert {block: key for key, block in self._block_of.items()} == self._hash_of, "the prefix cache contradicts itself"
+        inverse = {block: key for key, block in self._block_of.items()}
+        assert inverse == self._hash_of, "the prefix cache contradicts itself"
 
     def _cached_prefix(self, request: Request) -> list[int]:
         """The cached blocks that the request can begin with. The last token is always left to be computed: without it
