@@ -245,7 +245,7 @@ class Paged(Scheduler):
         return plan
 
     def _grow(self, request: Request, most: int | None = None) -> int:
-        """How many tokens the request can compute, up to `most`: it has the memory for them now; 0 where there is none."""
+        """How many tokens the request computes, up to `most`: it has the memory for them now; 0 where there is none."""
         if self.num_speculative_tokens:
             request.draft = self._guess(request, most)
         n_tokens = len(request.tokens) + len(request.draft) - request.computed

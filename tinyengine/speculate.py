@@ -24,8 +24,8 @@ def look_up(tokens: Sequence[int], most: int, longest: int = 3) -> list[int]:
 
 
 def accept(request: Request, chosen: Sequence[int]) -> list[int]:
-    """What the request gets of the tokens that were chosen behind its text and behind each of its guesses: all up to the
-    first that differs from the guess in its place, or that ends the request."""
+    """What the request gets of the tokens that were chosen behind its text and behind each of its guesses: all up to
+    the first that differs from the guess in its place, or that ends the request."""
     kept: list[int] = []
     for token, guess in zip(chosen, (*request.draft, None), strict=True):
         kept.append(token)
