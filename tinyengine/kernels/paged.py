@@ -1,0 +1,331 @@
+"""Paged attention in Triton: one kernel for prefill, chunk and decode.
+
+Sources: PagedAttention (SOSP 2023), section 4.1, for blocks; FlashAttention-2 (2023), algorithm 1, for the online
+softmax; the query group in the rows of a tile is vLLM's and FlashAttention's way to read K/V once for all its heads.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TILE_ROWS = (16, 64, 128)  # 16 is the least that tl.dot takes
+
+
+def paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+    max_seqlen_q: int,
+    tile_rows: int | None = None,
+) -> torch.Tensor:
+    """Causal attention of all requests' new tokens over all their keys, read where they lie in the arena.
+
+    q [N, heads, head_dim]: the new tokens of B requests, one request behind the other.
+    keys, values [n_blocks, block_size, kv_heads, head_dim]: one layer of the arena; the new tokens are already in it.
+    cu_seqlens_q [B + 1] int32: request r's queries are rows cu_seqlens_q[r] .. cu_seqlens_q[r + 1] - 1.
+    seqused_k [B] int32: tokens of each request in the arena, never fewer than its queries.
+    block_table [B, max_blocks] int32: position p lies in block block_table[r, p // block_size]. Entries past
+        seqused_k are never read.
+    max_seqlen_q: the most queries of any request; a request's queries past it would stay uncomputed.
+    tile_rows: rows of a tile, one of TILE_ROWS; None takes what suits max_seqlen_q. Tiles of different height may use
+        different instructions of the GPU, so only with a fixed height are a request's bits free of its neighbours'.
+    -> [N, heads, head_dim], in q's dtype; bfloat16, float16 or float32, summed in float32.
+
+    Query i of n sees keys 0 .. length - n + i: the mask is aligned to the bottom right. Whatever lies in slots that a
+    request does not own, NaN included, has no influence. Raises ValueError for inputs of the wrong shape or kind; what
+    the integers say is not looked at, as that would stop the GPU.
+    """
+    _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    (n_tokens, heads, head_dim), (_, block_size, kv_heads, _) = q.shape, keys.shape
+    if n_tokens == 0:
+        return out
+    group = heads // kv_heads
+    config = tile_config(max_seqlen_q * group, head_dim, q.dtype, tile_rows)
+    grid = (triton.cdiv(max_seqlen_q * group, config["TILE_ROWS"]), kv_heads, len(seqused_k))
+    _attend[grid](
+        out,
+        q,
+        keys,
+        values,
+        cu_seqlens_q,
+        seqused_k,
+        block_table,
+        math.log2(math.e) / math.sqrt(head_dim),
+        *out.stride()[:2],
+        *q.stride()[:2],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        block_table.stride(0),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        **config,
+    )
+    return out
+
+
+def write_kv(keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    """Puts k and v [N, kv_heads, head_dim] into slots slot_mapping [N] (int32 or int64) of one layer of the arena.
+
+    keys, values [n_blocks, block_size, kv_heads, head_dim]; slot s is block s // block_size, offset s % block_size.
+    No slot may occur twice. Raises ValueError for inputs of the wrong shape or kind.
+    """
+    _check_arena(keys, values)
+    for name, new in (("k", k), ("v", v)):
+        if new.ndim != 3 or new.shape[1:] != keys.shape[2:]:
+            raise ValueError(
+                f"{name} has shape {list(new.shape)}, but the arena takes [N, {keys.shape[2]}, {keys.shape[3]}] "
+                "([N, kv_heads, head_dim]): pass the keys and values of this layer's new tokens"
+            )
+        _check_like(keys, name, new)
+    if not (slot_mapping.shape == k.shape[:1] == v.shape[:1] and slot_mapping.dtype in (torch.int32, torch.int64)):
+        raise ValueError(
+            f"slot_mapping is {slot_mapping.dtype} of shape {list(slot_mapping.shape)} for {len(k)} keys and {len(v)} "
+            "values, but each new token needs one slot: pass [N], int32 or int64"
+        )
+    _check_device(keys, "slot_mapping", slot_mapping)
+    (n_tokens, kv_heads, head_dim), block_size = k.shape, keys.shape[1]
+    if n_tokens == 0:
+        return
+    _write[(n_tokens,)](
+        keys,
+        values,
+        slot_mapping.contiguous(),
+        k,
+        v,
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        ELEMENTS=triton.next_power_of_2(kv_heads * head_dim),
+    )
+
+
+def tile_config(rows: int, head_dim: int, dtype: torch.dtype, tile_rows: int | None = None) -> dict[str, int]:
+    """What the kernel is compiled for: tile sizes, warps and stages, for `rows` query rows (queries x group).
+
+    The height of a key tile depends on the model alone (head_dim, dtype), never on the batch: a request's keys are
+    summed in the same portions whoever runs beside it.
+    """
+    dim = max(16, triton.next_power_of_2(head_dim))  # tl.dot takes no fewer than 16, and only powers of two
+    row_bytes = dim * dtype.itemsize
+    tile_keys = max(16, min(64, 16384 // row_bytes))  # 16 KiB of keys and 16 of values: several such stages fit
+    if tile_rows is None:
+        # A row's sums live in registers, and float32 has no tensor cores to hold them: higher tiles would spill.
+        most = 128 if row_bytes <= 256 and dtype != torch.float32 else 64 if row_bytes <= 512 else 16
+        tile_rows = next((height for height in TILE_ROWS if min(rows, most) <= height), most)
+    warps = 4 if tile_rows == 16 or (tile_rows == 64 and row_bytes <= 256 and dtype != torch.float32) else 8
+    return {"DIM": dim, "TILE_ROWS": tile_rows, "TILE_KEYS": tile_keys, "num_warps": warps, "num_stages": 3}
+
+
+@triton.jit
+def _attend(
+    out,
+    q,
+    keys,
+    values,
+    cu_seqlens_q,
+    seqused_k,
+    block_table,
+    scale,  # log2(e) / sqrt(head_dim): softmax is computed with exp2, which is one instruction
+    out_row,  # from here on: strides
+    out_head,
+    q_row,
+    q_head,
+    key_block,
+    key_slot,
+    key_head,
+    value_block,
+    value_slot,
+    value_head,
+    table_row,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):
+    """One program: TILE_ROWS query rows of one request that share a key head, against all keys that they may see."""
+    tile, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start = tl.load(cu_seqlens_q + request)
+    n = tl.load(cu_seqlens_q + request + 1) - start
+    length = tl.load(seqused_k + request)
+    if tile * TILE_ROWS >= n * GROUP:  # the grid is as high as the longest request needs
+        return
+
+    # Row r is query r // GROUP and head r % GROUP of the group: a key tile, once read, serves the whole group.
+    row = tile * TILE_ROWS + tl.arange(0, TILE_ROWS)  # [TILE_ROWS]
+    query, head = row // GROUP, kv_head * GROUP + row % GROUP
+    # The last key that a row sees. Rows past the queries see what the last one sees: a row without keys would be 0 / 0.
+    position = length - n + tl.minimum(query, n - 1)
+    end = length - n + tl.minimum((tile * TILE_ROWS + TILE_ROWS - 1) // GROUP, n - 1) + 1  # keys that the tile sees
+    dim = tl.arange(0, DIM)
+    real_dim = dim < HEAD_DIM
+    real = (query < n)[:, None] & real_dim[None, :]
+    token = (start + query).to(tl.int64)[:, None]  # int64: N x heads x head_dim may pass 2**31
+    q_tile = tl.load(q + token * q_row + head[:, None] * q_head + dim[None, :], mask=real, other=0.0)
+    block_table += request.to(tl.int64) * table_row
+    keys += kv_head * key_head
+    values += kv_head * value_head
+
+    best = tl.full([TILE_ROWS], float("-inf"), tl.float32)  # the running maximum of a row's scores
+    total = tl.zeros([TILE_ROWS], tl.float32)  # the sum of its weights, relative to `best`
+    sums = tl.zeros([TILE_ROWS, DIM], tl.float32)  # the sum of weighted values, relative to `best`
+    # Key tiles begin at absolute positions 0, TILE_KEYS, ..., so a query meets its keys in the same portions whether it
+    # comes in a prompt, a chunk or alone. A tile that a row does not see leaves that row as it is, to the bit.
+    for first in range(0, end, TILE_KEYS):
+        key = first + tl.arange(0, TILE_KEYS)  # [TILE_KEYS]
+        seen = key < end
+        # int64: block x stride passes 2**31 in an arena of 4 GiB
+        block = tl.load(block_table + key // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        slot = key % BLOCK_SIZE
+        # Masked loads give 0 where the request has nothing: a masked weight is 0, but 0 * NaN from a free block is NaN.
+        k_tile = tl.load(
+            keys + (block * key_block + slot * key_slot)[None, :] + dim[:, None],
+            mask=seen[None, :] & real_dim[:, None],
+            other=0.0,
+        )  # [DIM, TILE_KEYS]
+        scores = tl.dot(q_tile, k_tile, input_precision="ieee") * scale  # [TILE_ROWS, TILE_KEYS]; ieee: no TF32
+        scores = tl.where(key[None, :] <= position[:, None], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        v_tile = tl.load(
+            values + (block * value_block + slot * value_slot)[:, None] + dim[None, :],
+            mask=seen[:, None] & real_dim[None, :],
+            other=0.0,
+        )  # [TILE_KEYS, DIM]
+        sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None], input_precision="ieee")
+        total = total * shrink + tl.sum(weights, 1)
+        best = higher
+    result = (sums / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + token * out_row + head[:, None] * out_head + dim[None, :], result, mask=real)
+
+
+@triton.jit
+def _write(
+    keys,
+    values,
+    slot_mapping,
+    k,
+    v,
+    key_block,  # from here on: strides
+    key_slot,
+    key_head,
+    value_block,
+    value_slot,
+    value_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+):
+    """One program: all heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping + token).to(tl.int64)
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    element = tl.arange(0, ELEMENTS)
+    head, dim = element // HEAD_DIM, element % HEAD_DIM
+    real = element < KV_HEADS * HEAD_DIM
+    new_k = tl.load(k + token * k_row + head * k_head + dim, mask=real)
+    tl.store(keys + block * key_block + offset * key_slot + head * key_head + dim, new_k, mask=real)
+    new_v = tl.load(v + token * v_row + head * v_head + dim, mask=real)
+    tl.store(values + block * value_block + offset * value_slot + head * value_head + dim, new_v, mask=real)
+
+
+# The checks run in every layer of every iteration, so a sentence is only built where it is raised.
+
+
+def _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows):
+    _check_arena(keys, values)
+    kv_heads, head_dim = keys.shape[2:]
+    if q.ndim != 3 or q.shape[2] != head_dim:
+        raise ValueError(
+            f"q has shape {list(q.shape)}, but the arena's keys need [N, heads, {head_dim}]: pass one row per new token"
+        )
+    if q.shape[1] == 0 or q.shape[1] % kv_heads:
+        raise ValueError(
+            f"q has {q.shape[1]} heads and the arena {kv_heads}, but each key head serves equally many query heads: "
+            "heads must be a multiple of kv_heads"
+        )
+    _check_like(keys, "q", q)
+    requests = len(seqused_k)
+    _check_integers(q, "cu_seqlens_q", cu_seqlens_q, 1, requests + 1)
+    _check_integers(q, "seqused_k", seqused_k, 1, requests)
+    _check_integers(q, "block_table", block_table, 2, requests)
+    if max_seqlen_q < 1:
+        raise ValueError(
+            f"max_seqlen_q is {max_seqlen_q}, but a batch has at least 1 query: pass the most queries of any request"
+        )
+    if tile_rows is not None and tile_rows not in TILE_ROWS:
+        raise ValueError(f"tile_rows is {tile_rows}, but a tile has one of {TILE_ROWS} rows: pass one of them, or None")
+
+
+def _check_arena(keys: torch.Tensor, values: torch.Tensor):
+    if keys.ndim != 4 or keys.shape != values.shape:
+        raise ValueError(
+            f"keys have shape {list(keys.shape)} and values {list(values.shape)}, but both must be "
+            "[n_blocks, block_size, kv_heads, head_dim]: pass one layer of the arena"
+        )
+    _, block_size, kv_heads, head_dim = keys.shape
+    if block_size < 1 or block_size & (block_size - 1):
+        raise ValueError(
+            f"block_size is {block_size}, but the kernel needs a power of two: build the arena with 16, say"
+        )
+    if not 16 <= head_dim <= 256:
+        raise ValueError(
+            f"head_dim is {head_dim}, but the kernel takes 16 to 256: use the torch attention for this model"
+        )
+    if kv_heads < 1:
+        raise ValueError("the arena has 0 key heads, but it needs at least 1: pass one layer of the arena")
+    if keys.dtype not in DTYPES:
+        raise ValueError(
+            f"keys are {keys.dtype}, but the kernel takes bfloat16, float16 and float32: cast the arena to one of them"
+        )
+    if not keys.is_cuda and isinstance(_attend, triton.runtime.JITFunction):
+        raise ValueError(
+            f"keys are on {keys.device}, but a Triton kernel runs on CUDA: move the arena there, or set "
+            "TRITON_INTERPRET=1 before the import to try the kernel out without a GPU"
+        )
+    _check_like(keys, "keys", keys)
+    _check_like(keys, "values", values)
+
+
+def _check_like(arena: torch.Tensor, name: str, tensor: torch.Tensor):
+    if tensor.dtype != arena.dtype:
+        raise ValueError(f"{name} is {tensor.dtype} and the arena {arena.dtype}, but they must agree: cast one of them")
+    if tensor.stride(-1) != 1 and tensor.numel():
+        raise ValueError(
+            f"{name} has stride {tensor.stride(-1)} in head_dim, but the kernel reads neighbours: pass .contiguous()"
+        )
+    _check_device(arena, name, tensor)
+
+
+def _check_integers(q: torch.Tensor, name: str, tensor: torch.Tensor, ndim: int, length: int):
+    if tensor.dtype != torch.int32 or tensor.ndim != ndim or len(tensor) != length or tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name} is {tensor.dtype} of shape {list(tensor.shape)} with strides {tensor.stride()}, but seqused_k "
+            f"counts {length - (name == 'cu_seqlens_q')} requests: pass a contiguous int32 tensor "
+            f"[{length}{', max_blocks' if ndim == 2 else ''}]"
+        )
+    _check_device(q, name, tensor)
+
+
+def _check_device(like: torch.Tensor, name: str, tensor: torch.Tensor):
+    if tensor.device != like.device:
+        raise ValueError(f"{name} is on {tensor.device}, but the rest is on {like.device}: move it there")
