@@ -173,7 +173,8 @@ class Trace:
             if request_id not in self._holders:
                 self.event("admit", request_id, cached=cached.get(request_id, 0))
         self._holders = dict.fromkeys(memory)
-        spans = {request.request_id: self._span(request, n, token) for (request, n), token in zip(plan, tokens)}
+        each = zip(plan, tokens, strict=True)
+        spans = {request.request_id: self._span(request, n, token) for (request, n), token in each}
         for request_id, span in spans.items():
             self._reached[request_id] = max(self._reached.get(request_id, 0), span.end)
         filled = {key: Holding(held.ranges, spans[key].end) if key in spans else held for key, held in memory.items()}
