@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CORE = ["request", "memory", "scheduler", "trace", "metrics", "workload", "clock"]
+CORE = ["request", "memory", "scheduler", "speculate", "trace", "metrics", "workload", "clock"]
 FRONT = {"cli.py", "__main__.py", "demo.py"}  # the front door: these call the course and the pictures, on demand
 ENGINE = sorted(
     path
@@ -116,7 +116,7 @@ def test_pictures_are_drawn_from_a_trace_alone(path):
     assert not touching(imports(path), "torch", "transformers")
 
 
-@pytest.mark.parametrize("module", ["request", "memory", "scheduler"])
+@pytest.mark.parametrize("module", ["request", "memory", "scheduler", "speculate"])
 def test_schedulers_and_memory_read_no_clock_and_draw_no_random_numbers(module):
     found = imports(ROOT / "tinyengine" / f"{module}.py")
     assert not touching(found, "time", "datetime", "tinyengine.clock", "random", "secrets", "torch", "numpy")
@@ -133,10 +133,19 @@ def test_triton_is_named_only_inside_kernels():
     assert not [name(path) for path in ENGINE if "kernels" not in path.parts and touching(imports(path), "triton")]
 
 
-def test_each_stage_differs_from_the_one_before_it_in_exactly_one_cell():
+def test_each_stage_differs_from_the_one_before_it_in_one_cell_and_paging_in_three():
     from tinyengine.stages import STAGES
 
-    rows = list(STAGES.items())[:3]
-    assert [stage for stage, _ in rows] == ["static", "orca", "selective"]
-    for (_, before), (stage, row) in pairwise(rows):
-        assert len(row) == 3 and sum(old is not new for old, new in zip(before, row, strict=True)) == 1, stage
+    rows = list(STAGES.items())
+    assert [stage for stage, _ in rows] == ["static", "orca", "selective", "paged", "chunked"]
+    assert all(len(row) == 3 for _, row in rows)
+    changed = {
+        stage: [column for column, old, new in zip(("scheduler", "memory", "attention"), before, row) if old is not new]
+        for (_, before), (stage, row) in pairwise(rows)
+    }
+    assert changed == {
+        "orca": ["scheduler"],
+        "selective": ["attention"],
+        "paged": ["scheduler", "memory", "attention"],
+        "chunked": ["scheduler"],
+    }

@@ -196,7 +196,7 @@ def test_repetition_penalty_is_that_of_transformers(penalty, dtype):
     requests = [request(prompt=s[:2], output=s[2:], repetition_penalty=penalty) for s in seen]
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor(seen), logits.to(torch.float32, copy=True))
     before = logits.clone()
-    assert penalise(logits, requests).equal(expected)
+    assert penalise(logits, requests, seen).equal(expected)
     assert logits.equal(before), "the model's logits were changed in place"
 
 

@@ -77,18 +77,19 @@ def test_every_field_survives_json_text_with_its_type():
         3,
         40,
         16,
-        {"é🦊": RequestRecord("é🦊", 6, 3, 0.25, -1, TEXTS[2])},
+        False,
+        {"é🦊": RequestRecord("é🦊", 6, 3, 0.25, -1, TEXTS[2], 0.5, 0.1)},
         [
             Iteration(0.1, 0.2, (Span("é🦊", 0, 4),), ("b", "c"), 3, 4, {"é🦊": Holding(((0, 16), (32, 40)), 4)}),
-            Iteration(0.3, 0.1, (Span("é🦊", 4, 2, 0),), (), 0, None, {}),
+            Iteration(0.3, 0.1, (Span("é🦊", 4, 2, (0, 9), draft=3, recomputed=1),), (), 0, None, {}),
         ],
-        [Event(-1, "abort", "b"), Event(1, "finish", "é🦊", "stop")],
+        [Event(-1, "abort", "b"), Event(0, "admit", "é🦊", cached=16), Event(1, "finish", "é🦊", "stop")],
         {"é🦊": TEXTS},
     )
     again = Trace.from_json(json.loads(json.dumps(trace.to_json())))
     assert again == trace
     assert again.iterations[0].memory["é🦊"].ranges == ((0, 16), (32, 40))
-    assert again.iterations[1].spans[0].token == 0 and again.iterations[0].spans[0].token is None
+    assert again.iterations[1].spans[0].tokens == (0, 9) and again.iterations[0].spans[0].tokens == ()
     assert type(again.iterations[0].waiting) is type(again.iterations[0].spans) is tuple
     assert hash(again.iterations[0].memory["é🦊"])  # tuples all the way down
 
@@ -107,17 +108,18 @@ def test_an_empty_trace_survives_json_text():
 @pytest.mark.parametrize(
     ("span", "phase"),
     [
-        (Span("r", 0, 10, 7), "prefill"),
+        (Span("r", 0, 10, (7,)), "prefill"),
         (Span("r", 0, 4), "chunk"),
         (Span("r", 4, 3), "chunk"),
-        (Span("r", 4, 6, 7), "chunk"),
-        (Span("r", 9, 1, 7), "chunk"),
-        (Span("r", 10, 1, 7), "decode"),
-        (Span("r", 15, 1, 7), "decode"),
-        (Span("r", 0, 13, 7), "recompute"),
-        (Span("r", 8, 4), "recompute"),
-        (Span("r", 10, 4), "recompute"),
-        (Span("r", 12, 4, 7), "recompute"),
+        (Span("r", 4, 6, (7,)), "chunk"),
+        (Span("r", 9, 1, (7,)), "chunk"),
+        (Span("r", 10, 1, (7,)), "decode"),
+        (Span("r", 15, 1, (7,)), "decode"),
+        (Span("r", 15, 4, (7, 8), draft=3), "decode"),
+        (Span("r", 0, 13, (7,), recomputed=12), "recompute"),
+        (Span("r", 8, 4, recomputed=4), "recompute"),
+        (Span("r", 10, 4, recomputed=1), "recompute"),
+        (Span("r", 0, 10, (7,), recomputed=4), "recompute"),
     ],
 )
 def test_the_phase_of_a_span(span, phase):
@@ -125,7 +127,21 @@ def test_the_phase_of_a_span(span, phase):
 
 
 def test_a_prompt_of_one_token_is_a_prefill():
-    assert Trace(requests={"r": RequestRecord("r", 1, 5, 0.0)}).phase(Span("r", 0, 1, 7)) == "prefill"
+    assert Trace(requests={"r": RequestRecord("r", 1, 5, 0.0)}).phase(Span("r", 0, 1, (7,))) == "prefill"
+
+
+@pytest.mark.parametrize(
+    ("span", "end", "rejected"),
+    [
+        (Span("r", 4, 3), 7, 0),
+        (Span("r", 4, 1, (7,)), 5, 0),
+        (Span("r", 4, 4, (7,), draft=3), 5, 3),
+        (Span("r", 4, 4, (7, 8, 9), draft=3), 7, 1),
+        (Span("r", 4, 4, (7, 8, 9, 6), draft=3), 8, 0),
+    ],
+)
+def test_wrong_guesses_are_not_computed(span, end, rejected):
+    assert (span.end, span.rejected) == (end, rejected)
 
 
 def test_admit_and_finish_stand_at_the_iterations_where_they_happened():
@@ -188,7 +204,7 @@ def test_what_a_trace_says_adds_up(trace):
         for span in iteration.spans:
             assert span.start == computed[span.request_id]
             computed[span.request_id] += span.n_tokens
-            emitted[span.request_id] += span.token is not None
+            emitted[span.request_id] += len(span.tokens)
         for request_id, holding in iteration.memory.items():
             record = trace.requests[request_id]
             assert holding.used == computed[request_id] <= holding.reserved
