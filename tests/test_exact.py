@@ -93,7 +93,8 @@ workloads = st.lists(
 @given(jobs=workloads, max_num_seqs=st.integers(1, 6), spare=st.integers(0, 300))
 def test_any_workload_gives_the_tokens_of_each_alone(pair, alone, stage, jobs, max_num_seqs, spare):
     needed = max(len(job.prompt) + job.params.max_tokens for job in jobs)
-    engine = iteration_engine(pair[0], stage, max_num_seqs=max_num_seqs, num_slots=needed + spare)
+    num_slots = -(-(needed + spare) // 16) * 16  # whole blocks, for the stages that have them
+    engine = iteration_engine(pair[0], stage, max_num_seqs=max_num_seqs, num_slots=num_slots)
     for job, output in zip(jobs, serve(engine, jobs), strict=True):
         assert output.token_ids == alone(job.prompt, job.params)
 
@@ -143,7 +144,7 @@ def test_prompts_in_chunks_give_the_same_tokens(pair, alone, stage, contiguous):
     assert [o.token_ids for o in serve(engine, jobs)] == [alone(job.prompt, job.params) for job in jobs]
     chunks = [span for i in engine.trace.iterations for span in i.spans if engine.trace.phase(span) == "chunk"]
     assert len(chunks) > 10
-    assert all(span.token is None for span in chunks if span.start + span.n_tokens < prompt_length(engine, span))
+    assert not any(span.tokens for span in chunks if span.end < prompt_length(engine, span))
     if not contiguous:
         assert any(len(h.ranges) > 1 for i in engine.trace.iterations for h in i.memory.values())
 
