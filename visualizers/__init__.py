@@ -1,4 +1,4 @@
-"""A Trace in, a picture out. `show(trace)` draws one engine, `compare(static=a, orca=b)` up to four under one playhead.
+"""A Trace in, a picture out. `show(trace)` draws one engine, `compare(static=a, orca=b)` up to six under one playhead.
 
 Both return a `Player`: as the last line of a notebook cell it is a widget and, in the same output, a PNG for places
 where no widget runs (GitHub, a notebook that is not trusted). `.to_html(path)` and `.to_png(path)` write files.
@@ -16,5 +16,5 @@ def show(trace: Trace) -> Player:
 
 
 def compare(**traces: Trace) -> Player:
-    """Up to four engines, named by keyword, one above the other under one playhead."""
+    """Up to six engines, named by keyword, one above the other under one playhead."""
     return Player(traces)

@@ -8,7 +8,7 @@ What is sent, and nothing else is drawn:
         "name", "slots",                      slots: batch slots, the rows of the picture
         "time", "duration",                   seconds, one per iteration
         "padding", "budget",                  tokens, one per iteration; a budget may be None
-        "runs": [[row, request, phase, iteration, length, start, n_tokens, tokens], ...],
+        "runs": [[row, request, phase, iteration, length, start, n_tokens, tokens, draft, recomputed], ...],
         "held": [[row, request, first, end], ...],       in the batch, but no tokens of the budget were left for it
         "preempted": [[row, request, first, end], ...],  its old row, until it or another request runs there
         "waiting": [[iteration, left, [request, ...]], ...],  the queue, where it differs from the iteration before:
@@ -19,8 +19,9 @@ What is sent, and nothing else is drawn:
         "captions": [sentence per iteration]}]}
 
 `request` is an index into `requests`, `phase` one into `phases`. A run is `length` iterations in which one request
-went on in the same way: `n_tokens` tokens each, the first at position `start`; `tokens` are the ids it emitted, with
-None where it emitted nothing. Runs, and not cells, because 64 slots x 2,000 iterations must stay below 2 MB.
+went on in the same way: `n_tokens` tokens each, the first at position `start`, of which the last `draft` were guesses
+and `recomputed` had been computed before. `tokens` has what each iteration emitted: a token id, a list of several, or
+None. Runs, and not cells, because 64 slots x 2,000 iterations must stay below 2 MB.
 """
 
 import heapq
@@ -162,20 +163,24 @@ def _by_iteration(events: list[Event]) -> dict[int, list[Event]]:
 
 
 def _runs(trace: Trace, rows: Rows, index: dict[str, int]) -> list[list]:
-    runs, latest = [], {}
+    runs: list[list] = []
+    latest: dict[str, tuple[tuple, list]] = {}  # of each request: how its run would go on, and the run
     for number, iteration in enumerate(trace.iterations):
         for span, row in zip(iteration.spans, rows.of[number], strict=True):
             phase = PHASES.index(trace.phase(span))
-            went_on = [row, phase, number, span.start, span.n_tokens]
-            run = latest.get(span.request_id)
-            if run is not None and went_on == [run[0], run[2], run[3] + run[4], run[5] + run[4] * run[6], run[6]]:
-                run[4] += 1
-                run[7].append(span.token)
-            else:
-                run = [row, index[span.request_id], phase, number, 1, span.start, span.n_tokens, [span.token]]
-                latest[span.request_id] = run
+            way = (row, phase, span.n_tokens, span.draft, span.recomputed)
+            goes_on, run = latest.get(span.request_id, (None, []))
+            if goes_on != (*way, number, span.start):
+                run = [row, index[span.request_id], phase, number, 0, span.start, span.n_tokens, [], *way[3:]]
                 runs.append(run)
+            run[4] += 1
+            run[7].append(_short(span.tokens))
+            latest[span.request_id] = ((*way, number + 1, span.end), run)
     return runs
+
+
+def _short(tokens: tuple[int, ...]) -> int | list[int] | None:
+    return list(tokens) if len(tokens) > 1 else next(iter(tokens), None)
 
 
 def _waiting(iterations: list[Iteration], index: dict[str, int]) -> list[list]:
@@ -217,9 +222,9 @@ def waiting(engine: dict) -> list[list[int]]:
 def tokens_out(engine: dict) -> list[int]:
     """Tokens emitted, per iteration."""
     counts = [0] * len(engine["time"])
-    for _, _, _, first, _, _, _, tokens in engine["runs"]:
-        for number, token in enumerate(tokens, first):
-            counts[number] += token is not None
+    for _, _, _, first, _, _, _, tokens, *_ in engine["runs"]:
+        for number, emitted in enumerate(tokens, first):
+            counts[number] += 0 if emitted is None else len(emitted) if isinstance(emitted, list) else 1
     return counts
 
 

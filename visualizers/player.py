@@ -8,7 +8,7 @@ from pathlib import Path
 from tinyengine.trace import Trace
 from visualizers import frames
 
-MOST_ENGINES = 4
+MOST_ENGINES = 6  # one for each stage of the course
 STATIC = Path(__file__).parent / "static"
 STYLE = (STATIC / "player.css").read_text(encoding="utf-8")
 # Four files to be read one at a time, joined into the one ES module that anywidget and a page without a server need.
@@ -38,7 +38,7 @@ mount(document.getElementById("player"), document.getElementById("data").textCon
 
 
 class Player:
-    """A picture of one to four traces. Raises ValueError for any other number, TypeError for what is no Trace."""
+    """A picture of one to six traces. Raises ValueError for any other number, TypeError for what is no Trace."""
 
     def __init__(self, traces: dict[str, Trace]):
         if not 1 <= len(traces) <= MOST_ENGINES:

@@ -20,13 +20,15 @@ def engine_of(trace: Trace) -> dict:
 
 
 def cells(engine: dict) -> dict:
-    """{(row, iteration): (request, phase, start, n_tokens, token)}; a cell holds one request."""
+    """{(row, iteration): (request, phase, start, n_tokens, tokens, draft, recomputed)}; a cell holds one request."""
     found = {}
-    for row, request, phase, first, length, start, n_tokens, tokens in engine["runs"]:
+    for row, request, phase, first, length, start, n_tokens, tokens, draft, recomputed in engine["runs"]:
         assert len(tokens) == length
-        for step, token in enumerate(tokens):
-            assert (row, first + step) not in found
-            found[row, first + step] = (request, phase, start + step * n_tokens, n_tokens, token)
+        for number, emitted in enumerate(tokens, first):
+            assert (row, number) not in found
+            some = () if emitted is None else tuple(emitted) if isinstance(emitted, list) else (emitted,)
+            found[row, number] = (request, phase, start, n_tokens, some, draft, recomputed)
+            start += n_tokens - (draft - max(0, len(some) - 1))
     return found
 
 
@@ -50,15 +52,15 @@ def test_chunks_a_preemption_and_a_request_without_budget():
     engine = engine_of(CHUNKS)
     chunk, prefill, decode, recompute = (frames.PHASES.index(p) for p in ("chunk", "prefill", "decode", "recompute"))
     assert engine["runs"] == [
-        [0, 0, chunk, 0, 1, 0, 4, [None]],
-        [0, 0, chunk, 1, 1, 4, 2, [70]],
-        [1, 1, prefill, 1, 1, 0, 2, [71]],
-        [0, 0, decode, 2, 2, 6, 1, [72, 74]],
-        [1, 1, decode, 2, 2, 2, 1, [73, 75]],
-        [2, 2, chunk, 2, 1, 0, 2, [None]],
-        [2, 2, chunk, 4, 1, 2, 2, [76]],
-        [0, 1, recompute, 5, 1, 0, 4, [77]],  # r1 is back, in the lowest free row
-        [2, 2, decode, 5, 1, 4, 1, [78]],
+        [0, 0, chunk, 0, 1, 0, 4, [None], 0, 0],
+        [0, 0, chunk, 1, 1, 4, 2, [70], 0, 0],
+        [1, 1, prefill, 1, 1, 0, 2, [71], 0, 0],
+        [0, 0, decode, 2, 2, 6, 1, [72, 74], 0, 0],
+        [1, 1, decode, 2, 2, 2, 1, [73, 75], 0, 0],
+        [2, 2, chunk, 2, 1, 0, 2, [None], 0, 0],
+        [2, 2, chunk, 4, 1, 2, 2, [76], 0, 0],
+        [0, 1, recompute, 5, 1, 0, 4, [77], 0, 4],  # r1 is back, in the lowest free row
+        [2, 2, decode, 5, 1, 4, 1, [78], 0, 0],
     ]
     assert engine["held"] == [[2, 2, 3, 4]]
     assert engine["preempted"] == [[1, 1, 4, 5]]
@@ -67,10 +69,10 @@ def test_chunks_a_preemption_and_a_request_without_budget():
 def test_a_preempted_row_is_outlined_only_until_another_request_runs_there():
     records = {name: RequestRecord(name, 1, 9, 0.0) for name in ("a", "b")}
     iterations = [
-        Iteration(0, 1, (Span("a", 0, 1, 5),)),
+        Iteration(0, 1, (Span("a", 0, 1, (5,)),)),
         Iteration(1, 1, ()),
-        Iteration(2, 1, (Span("b", 0, 1, 5),)),
-        Iteration(3, 1, (Span("b", 1, 1, 5),)),
+        Iteration(2, 1, (Span("b", 0, 1, (5,)),)),
+        Iteration(3, 1, (Span("b", 1, 1, (5,)),)),
     ]
     engine = engine_of(Trace("", 1, requests=records, iterations=iterations, events=[Event(1, "preempt", "a")]))
     assert owners(engine) == {(0, 0): 0, (0, 2): 1, (0, 3): 1}
@@ -115,7 +117,7 @@ def test_a_request_aborted_before_it_arrived():
 
 
 def test_a_wrong_number_or_kind_of_traces_is_refused_with_a_sentence():
-    with pytest.raises(ValueError, match="1 to 4 traces, but 0 were given"):
+    with pytest.raises(ValueError, match="1 to 6 traces, but 0 were given"):
         compare()
     with pytest.raises(TypeError, match="a is a str, but a Trace is needed"):
         compare(a="trace.json")
@@ -143,8 +145,8 @@ def assert_tells_the_truth(trace: Trace):
     drawn = cells(engine)
     assert engine["slots"] == trace.max_num_seqs and all(row < trace.max_num_seqs for row, _ in drawn)
     told = {number: set() for number in range(len(trace.iterations))}
-    for (_, number), (request, phase, start, n_tokens, token) in drawn.items():
-        span = Span(ids[request], start, n_tokens, token)
+    for (_, number), (request, phase, *span) in drawn.items():
+        span = Span(ids[request], *span)
         assert trace.phase(span) == data["phases"][phase]
         told[number].add(span)
     assert [told[number] for number in told] == [set(iteration.spans) for iteration in trace.iterations]
@@ -165,7 +167,7 @@ def assert_figures(trace: Trace, engine: dict):
             "waiting": len(past[-1].waiting),
             "idle_slot_steps": slot_steps - busy,
             "padding": sum(iteration.padding for iteration in past),
-            "tokens_out": sum(span.token is not None for iteration in past for span in iteration.spans),
+            "tokens_out": sum(len(span.tokens) for iteration in past for span in iteration.spans),
             "occupancy": busy / slot_steps,
         }
 

@@ -18,11 +18,11 @@ CHUNKS = Trace(
     },
     iterations=[
         Iteration(0.0, 0.5, (Span("r0", 0, 4),), ("r1", "r2"), budget=4),
-        Iteration(0.5, 0.5, (Span("r0", 4, 2, 70), Span("r1", 0, 2, 71)), ("r2",), budget=4),
-        Iteration(1.0, 0.25, (Span("r0", 6, 1, 72), Span("r1", 2, 1, 73), Span("r2", 0, 2)), (), budget=4),
-        Iteration(1.25, 0.25, (Span("r0", 7, 1, 74), Span("r1", 3, 1, 75)), (), padding=2, budget=2),
-        Iteration(2.0, 0.25, (Span("r2", 2, 2, 76),), ("r1",), budget=4),
-        Iteration(2.25, 0.25, (Span("r1", 0, 4, 77), Span("r2", 4, 1, 78)), (), budget=5),
+        Iteration(0.5, 0.5, (Span("r0", 4, 2, (70,)), Span("r1", 0, 2, (71,))), ("r2",), budget=4),
+        Iteration(1.0, 0.25, (Span("r0", 6, 1, (72,)), Span("r1", 2, 1, (73,)), Span("r2", 0, 2)), (), budget=4),
+        Iteration(1.25, 0.25, (Span("r0", 7, 1, (74,)), Span("r1", 3, 1, (75,))), (), padding=2, budget=2),
+        Iteration(2.0, 0.25, (Span("r2", 2, 2, (76,)),), ("r1",), budget=4),
+        Iteration(2.25, 0.25, (Span("r1", 0, 4, (77,), recomputed=4), Span("r2", 4, 1, (78,))), (), budget=5),
     ],
     events=[
         *(Event(0, "arrive", request_id) for request_id in ("r0", "r1", "r2")),
@@ -77,9 +77,9 @@ def run(make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, stage
 
 
 def wander(names: list[str], slots: int, count: int, chance: random.Random) -> Trace:
-    """A scheduler that does anything that a Trace allows: chunks, pauses, preempts, aborts, at random moments."""
+    """A scheduler that does anything that a Trace allows: chunks, pauses, preempts, aborts, guesses, at random."""
     trace = Trace("", slots)
-    waiting, running, computed, total = list(names), [], {}, {}
+    waiting, running, computed, total, reached = list(names), [], {}, {}, dict.fromkeys(names, 0)
     for name in names:
         trace.requests[name] = RequestRecord(name, chance.randint(1, 6), 100, 0.0)
         trace.events.append(Event(0, "arrive", name))
@@ -95,13 +95,16 @@ def wander(names: list[str], slots: int, count: int, chance: random.Random) -> T
             trace.events.append(Event(number, "admit", running[-1]))
         spans = []
         for name in [name for name in running if chance.random() < 0.8]:
-            size = chance.randint(1, total[name] - computed[name])
-            caught_up = computed[name] + size == total[name]
-            spans.append(Span(name, computed[name], size, chance.randint(0, 511) if caught_up else None))
-            computed[name] += size
-            total[name] += caught_up
-            if caught_up:
-                trace.pieces.setdefault(name, []).append(name + "<")
+            draft = chance.choice([0, 0, 1, 3]) if total[name] - computed[name] == 1 else 0
+            size = chance.randint(1, total[name] - computed[name]) + draft
+            new = chance.randint(1, draft + 1) if computed[name] + size - draft == total[name] else 0
+            tokens = tuple(chance.randint(0, 511) for _ in range(new))
+            span = Span(name, computed[name], size, tokens, draft, min(size, max(0, reached[name] - computed[name])))
+            spans.append(span)
+            computed[name] = span.end
+            reached[name] = max(reached[name], span.end)
+            total[name] += new
+            trace.pieces.setdefault(name, []).extend([name + "<"] * new)
         record = Iteration(number / 8, 0.125, tuple(spans), tuple(waiting), chance.randint(0, 3))
         trace.iterations.append(record)
         for name in [name for name in running + waiting if chance.random() < 0.1]:

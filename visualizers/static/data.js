@@ -1,11 +1,36 @@
 // Part 1 of 4 of the player: what visualizers/frames.py sent (its docstring describes it), indexed, and the common clock.
 // The parts are joined into one ES module by visualizers/player.py: data, style, views, player. No dependency.
 
+// One request going on in the same way for some iterations.
+class Run {
+  constructor([row, request, phase, first, length, start, size, tokens, draft, recomputed]) {
+    Object.assign(this, { row, request, phase, first, end: first + length, start, size, tokens, draft, recomputed });
+    this.starts = null; // of each iteration; only wrong guesses make them uneven
+    if (!draft) return;
+    this.starts = [start];
+    for (let i = first; i < this.end; i++) this.starts.push(this.starts.at(-1) + size - this.rejected(i));
+  }
+
+  emitted(i) {
+    const token = this.tokens[i - this.first];
+    return token === null ? [] : Array.isArray(token) ? token : [token];
+  }
+
+  // The position of its first token in iteration i.
+  at(i) {
+    return this.starts ? this.starts[i - this.first] : this.start + (i - this.first) * this.size;
+  }
+
+  // Guesses of iteration i that were wrong.
+  rejected(i) {
+    return this.draft && this.draft - Math.max(0, this.emitted(i).length - 1);
+  }
+}
+
 class Engine {
   constructor(sent) {
     Object.assign(this, sent);
-    this.runs = sent.runs.map(([row, request, phase, first, length, start, size, tokens]) =>
-      ({ row, request, phase, first, end: first + length, start, size, tokens }));
+    this.runs = sent.runs.map((run) => new Run(run));
     this.count = this.time.length;
     this.cells = new Int32Array(this.slots * this.count).fill(-1); // index of the run in each cell
     this.running = new Int32Array(this.count);
@@ -25,7 +50,7 @@ class Engine {
     for (let i = run.first; i < run.end; i++) {
       this.cells[run.row * this.count + i] = number;
       this.running[i] += 1;
-      this.emitted[i] += run.tokens[i - run.first] !== null;
+      this.emitted[i] += run.emitted(i).length;
     }
   }
 

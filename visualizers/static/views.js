@@ -46,16 +46,19 @@ const slotTimeline = {
       if (held) return [`${player.label(held[1])}: in the batch, but no tokens of the budget were left`, where];
       return [lost ? `idle; ${player.label(lost[1])} was preempted` : "idle", where];
     }
-    const start = run.start + (i - run.first) * run.size, token = run.tokens[i - run.first];
+    const start = run.at(i), emitted = run.emitted(i);
     const positions = run.size === 1 ? `position ${start}` : `positions ${start} to ${start + run.size - 1}`;
-    const piece = engine.pieces[run.request]?.[start + run.size - engine.records[run.request][0]];
+    const first = start + run.size - run.draft - engine.records[run.request][0];
+    const text = engine.pieces[run.request]?.slice(first, first + emitted.length).join("");
     return [
       `${player.label(run.request)}: ${player.data.phases[run.phase]}`, where,
-      `${run.size} token${run.size === 1 ? "" : "s"}, ${positions}`,
-      token === null ? "emitted no token" : `emitted token ${token}` + (piece === undefined ? "" : ` ${JSON.stringify(piece)}`),
+      `${plural(run.size, "token")}, ${positions}` + (run.draft ? `; ${plural(run.draft, "guess", "guesses")}, ${run.rejected(i)} wrong` : ""),
+      emitted.length ? `emitted token${emitted.length > 1 ? "s" : ""} ${emitted.join(", ")}` + (text ? ` ${JSON.stringify(text)}` : "") : "emitted no token",
     ];
   },
 };
+
+const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
 
 const VIEWS = [slotTimeline];
 
