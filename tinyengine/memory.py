@@ -226,13 +226,15 @@ class Blocks:
 
     def check(self):
         """Raises AssertionError unless free and held blocks are all blocks, every reference is counted, a block stands
-        in two tables only where it holds the same tokens at the same place, and every hash names a live block."""
+        in two tables only where it holds the same tokens at the same place, and what is cached was computed."""
         places: dict[int, list[tuple[Request, int]]] = {}
         for request in self.holders.values():
             room = len(request.table) * self.block_size
             assert request.computed <= room, f"{request.request_id!r} has outgrown its blocks"
             for place, block in enumerate(request.table):
                 places.setdefault(block, []).append((request, place))
+        known = {*places, *self.free, *self._hash_of}
+        assert known == set(range(self.n_blocks)), "a block is lost, or is none of the pool's"
         for block, references in enumerate(self.references):
             holders = places.get(block, [])
             assert references == len(holders), f"block {block} counts {references} references, but has {len(holders)}"
@@ -244,6 +246,10 @@ class Blocks:
                 assert len({who.request_id for who, _ in holders}) == len(holders), f"block {block} is twice in a table"
         inverse = {block: key for key, block in self._block_of.items()}
         assert inverse == self._hash_of, "the prefix cache contradicts itself"
+        for block, key in self._hash_of.items():
+            for who, place in places.get(block, []):
+                assert who.computed >= (place + 1) * self.block_size, f"block {block} is cached, but not computed"
+                assert self._chain(who, place + 1)[place] == key, f"block {block} is cached under another text"
 
     def _cached_prefix(self, request: Request) -> list[int]:
         """The cached blocks that the request can begin with. The last token is always left to be computed: without it
