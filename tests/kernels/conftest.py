@@ -1,4 +1,4 @@
-"""The kernels in Triton's interpreter, and on the GPU where there is one: every test that takes `kernels` runs on both."""
+"""The kernels in Triton's interpreter, and on the GPU where there is one: a test that takes `kernels` runs on both."""
 
 import importlib.metadata
 import importlib.util

@@ -18,6 +18,8 @@ def interpreted():
     `triton.jit` decides when it decorates, so the variable is set only while this copy is loaded; the compiled module
     of the same name, and every other test in this process, see nothing of it.
     """
+    import triton.language  # noqa: F401  before the variable is set, so that Triton's own functions can be compiled
+
     spec = importlib.util.spec_from_file_location("interpreted_paged", MODULE)
     module = importlib.util.module_from_spec(spec)
     before = os.environ.get("TRITON_INTERPRET")
@@ -48,20 +50,42 @@ def interpreted():
 
 @contextmanager
 def _interpreted_library():
-    """tl.max, tl.sum, tl.zeros are jit functions themselves, compiled ones if triton was imported without the variable:
-    for the length of a call they are interpreted too."""
+    """tl.max and tl.sum are jit functions themselves, compiled ones where triton was imported without the variable: for
+    the length of a call they are interpreted too. Called as functions of the interpreter they would leave its patches
+    in triton.language for good, and nothing could be compiled in this process any more."""
     import triton.language as tl
-    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
     from triton.runtime.jit import JITFunction
 
     before = {name: value for name, value in vars(tl).items() if isinstance(value, JITFunction)}
+    patches = _patch_lang(tl.standard.max.fn)
     try:
         for name, value in before.items():
-            setattr(tl, name, InterpretedFunction(value.fn))
+            setattr(tl, name, InterpretedFunction(value.fn).rewrite())
         yield
     finally:
         for name, value in before.items():
             setattr(tl, name, value)
+        patches.restore()
+
+
+@contextmanager
+def rows_apart():
+    """The interpreter's tl.dot with each row multiplied by itself, as the hardware's rows are. Otherwise it is numpy's
+    product of the whole tile, where a row's bits depend on its place in the tile."""
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        rows = [np.matmul(row, b.data, dtype=d.data.dtype) for row in a.data]
+        return TensorHandle(np.stack(rows) + d.data, d.dtype.scalar)
+
+    before = InterpreterBuilder.create_dot
+    InterpreterBuilder.create_dot = create_dot
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_dot = before
 
 
 def compiled():

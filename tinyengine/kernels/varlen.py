@@ -15,9 +15,11 @@ def missing() -> str | None:
     """What keeps this backend from running here, as a sentence; None where nothing does."""
     try:
         from torch.nn.attention.varlen import varlen_attn
+
+        known = set(inspect.signature(varlen_attn).parameters)
     except ImportError:
-        return f"torch is {torch.__version__}, but paged varlen_attn came with 2.12: update torch, or use kernels.paged"
-    if not WANTED <= set(inspect.signature(varlen_attn).parameters):
+        known = set()
+    if not known >= WANTED:
         return f"torch is {torch.__version__}, but paged varlen_attn came with 2.12: update torch, or use kernels.paged"
     if not torch.cuda.is_available():
         return "there is no CUDA GPU, but varlen_attn runs on nothing else: use the torch attention"
