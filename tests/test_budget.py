@@ -217,6 +217,14 @@ def test_no_feedback_drives_it_past_its_limits(line, target, minimum, align, max
         assert isinstance(budget.tokens, int) and minimum <= budget.tokens <= maximum
 
 
+@pytest.mark.parametrize(("n_tokens", "seconds"), [(480, nan), (480, inf), (480, 0.0), (480, -1.0), (0, 1.0), (-9, 1.0)])
+def test_a_number_that_is_no_time_is_passed_over(n_tokens, seconds):
+    budget = adaptive()
+    for _ in range(AdaptiveBudget.WINDOW):
+        budget.observe(n_tokens, seconds)
+    assert budget.tokens == 480
+
+
 def test_decodes_alone_say_little_about_a_chunk():
     """A machine whose small iterations are faster than the line: without a chunk to learn from, the budget stays."""
     budget = adaptive()
@@ -257,7 +265,7 @@ def test_an_engine_takes_the_budget_from_it(tiny):
 
 
 def test_a_profile_times_iterations_of_the_sizes_asked_for(tiny):
-    points = profile(tiny, (9, 17, 256), context=64, decodes=4, repeats=3)
+    points = profile(tiny, (9, 17, 256), context=70, decodes=4, repeats=3)  # 64: whole blocks
     assert [tokens for tokens, _ in points] == [9, 17, 256]
     assert all(0 < seconds < 10 for _, seconds in points)
     assert points[-1][1] > points[0][1]
