@@ -160,9 +160,9 @@ def late_position(monkeypatch):
     """A decode step one position too late; all positions one too late would be the same distances, and no fault."""
     real = Qwen3.forward
 
-    def forward(self, tokens, positions, attend):
+    def forward(self, tokens, positions, *how):
         last = positions >= positions.max()
-        return real(self, tokens, positions + last.long(), attend)
+        return real(self, tokens, positions + last.long(), *how)
 
     monkeypatch.setattr(Qwen3, "forward", forward)
 

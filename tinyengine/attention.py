@@ -1,7 +1,8 @@
 """How rows meet: the only place where a transformer notices that it serves a batch.
 
-A backend is made once around the K/V arena. `layout` says how it wants a plan laid out as rows, and calling it with a
-batch gives the `attend(layer, q, k, v)` that the model calls in every layer:
+A backend is made once around the K/V arena. `layout` says how it wants a plan laid out as rows, `operators(model)` with
+which arithmetic the model treats each row, and calling it with a batch gives the `attend(layer, q, k, v)` that the
+model calls in every layer:
 
     q [R, heads, head_dim], k and v [R, kv_heads, head_dim]  ->  [R, heads, head_dim]
 """
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tinyengine.batch import Batch, flat, rectangle
+from tinyengine.operators import plain
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -35,6 +37,7 @@ class Padded:
     the longest has context. The mask hides what is not there; the arithmetic is done all the same."""
 
     layout = staticmethod(rectangle)
+    operators = staticmethod(plain)
 
     def __init__(self, cache: KVCache):
         self.cache = cache
@@ -73,6 +76,7 @@ class PerRequest:
     request by request, so that nothing is padded. Source: Orca (OSDI 2022), section 3.2, figure 5."""
 
     layout = staticmethod(flat)
+    operators = staticmethod(plain)
 
     def __init__(self, cache: KVCache):
         self.cache = cache
@@ -96,6 +100,7 @@ class PagedAttention:
     """The stream of `PerRequest`, over K/V in blocks: each request finds its keys through its block table."""
 
     layout = staticmethod(flat)
+    operators = staticmethod(plain)
 
     def __init__(self, cache: KVCache):
         self.cache = cache

@@ -108,6 +108,7 @@ class Engine:
         self.memory = scheduler.memory
         cache = KVCache(model.config, self.memory.n_slots, model.device, model.dtype)
         self.attention = make_attention(cache)
+        self.operators = make_attention.operators(model)
         self.clock = clock or WallClock()
         memory = self.memory
         self.trace = Trace(stage, scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
@@ -198,8 +199,12 @@ class Engine:
     @torch.inference_mode()
     def _forward(self, plan: Plan) -> tuple[Batch, Tokens]:
         batch = self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
-        hidden = self.model(batch.tokens, batch.positions, self.attention(batch))
-        return batch, sample(self.model.logits(hidden[batch.last]), batch)
+        return batch, sample(self._logits(batch), batch)
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        """Runs the model on a batch: [len(batch.due), vocab]."""
+        hidden = self.model(batch.tokens, batch.positions, self.attention(batch), self.operators)
+        return self.model.logits(hidden[batch.last], self.operators)
 
     def abort_request(self, request_id: str):
         """Ends a request now, wherever it is; one that has ended already stays as it is.

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tinyengine.attention import Attend
+from tinyengine.operators import PLAIN, Operators
+
+Rope = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    def forward(self, x: torch.Tensor, operators: Operators) -> torch.Tensor:
+        return operators.rms_norm(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -55,11 +57,12 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
-        qkv = self.qkv_proj(x).view(len(x), -1, self.head_dim)  # [R, heads + 2 kv_heads, head_dim]
+    def forward(self, x: torch.Tensor, rope: Rope, attend: Attend, operators: Operators) -> torch.Tensor:
+        qkv = operators.linear(x, self.qkv_proj.weight).view(len(x), -1, self.head_dim)
         q, k, v = qkv.split(self.heads, dim=1)  # [R, heads, head_dim], twice [R, kv_heads, head_dim]
-        q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
-        return self.o_proj(attend(self.layer, q, k, v).flatten(1))  # [R, heads * head_dim] -> [R, hidden]
+        q, k = rotate(self.q_norm(q, operators), rope), rotate(self.k_norm(k, operators), rope)
+        out = attend(self.layer, q, k, v).flatten(1)  # [R, heads * head_dim]
+        return operators.linear(out, self.o_proj.weight)  # [R, hidden]
 
 
 class MLP(nn.Module):
@@ -68,9 +71,9 @@ class MLP(nn.Module):
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # twice [R, intermediate]
-        return self.down_proj(F.silu(gate) * up)
+    def forward(self, x: torch.Tensor, operators: Operators) -> torch.Tensor:
+        gate_up = operators.linear(x, self.gate_up_proj.weight)  # [R, 2 * intermediate]
+        return operators.linear(operators.swiglu(gate_up), self.down_proj.weight)
 
 
 class Layer(nn.Module):
@@ -81,14 +84,14 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: torch.Tensor, rope: Rope, attend: Attend, operators: Operators) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x, operators), rope, attend, operators)
+        return x + self.mlp(self.post_attention_layernorm(x, operators), operators)
 
 
 class Qwen3(nn.Module):
     """forward: tokens [R] and positions [R], long, and an attend -> hidden states [R, hidden].
-    logits: hidden [n, hidden] -> [n, vocab].
+    logits: hidden [n, hidden] -> [n, vocab]. Both take the operators to compute with: whoever calls brings them.
 
     `tokenizer`, `eos_token_ids` and `folder` come with the weights (tinyengine.model.load); a bare model has none.
     """
@@ -105,7 +108,7 @@ class Qwen3(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._rope: Rope | None = None
 
     @property
     def device(self) -> torch.device:
@@ -115,18 +118,20 @@ class Qwen3(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed_tokens.weight.dtype
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, operators: Operators = PLAIN
+    ) -> torch.Tensor:
         cos, sin = self._rope_tables()
         rope = cos[positions, None], sin[positions, None]  # [R, 1, head_dim]: the same for every head
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x, rope, attend)
-        return self.norm(x)
+            x = layer(x, rope, attend, operators)
+        return self.norm(x, operators)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden)
+    def logits(self, hidden: torch.Tensor, operators: Operators = PLAIN) -> torch.Tensor:
+        return operators.linear(hidden, self.lm_head.weight)
 
-    def _rope_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rope_tables(self) -> Rope:
         """cos and sin of every position's angles, [max positions, head_dim], made once. In float32 up to the end: in
         bf16 the angle of position 257 would be that of position 256."""
         if self._rope is None:
@@ -139,7 +144,7 @@ class Qwen3(nn.Module):
         return self._rope
 
 
-def rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
     """Rotary position embedding (RoFormer, arXiv 2104.09864), x [R, heads, head_dim]; pair i is (i, i + head_dim / 2),
     as Llama and Qwen store their weights."""
     cos, sin = rope
