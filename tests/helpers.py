@@ -1,6 +1,6 @@
 """What several test modules need: requests alone, an engine run under watch, and a tokenizer that splits characters."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tinyengine import Engine, SamplingParams
 from tinyengine.clock import IterationClock
@@ -8,35 +8,45 @@ from tinyengine.clock import IterationClock
 
 @dataclass
 class Job:
-    """A request of a test, and when it arrives, in iterations."""
+    """A request of a test. arrival: in iterations."""
 
     prompt: list[int] | str
     params: SamplingParams = field(default_factory=SamplingParams)
     arrival: float = 0.0
+    priority: int = 0
+    slo: str | None = None
 
 
 class Alone:
-    """Greedy outputs of requests alone, by transformers. It remembers the longest output of each prompt: whatever ends
-    a greedy output sooner (max_tokens, an end-of-sequence token) only cuts it."""
+    """Outputs of requests alone: greedy ones by transformers, drawn ones by `model` in a static engine with one batch
+    slot. It remembers the longest output of each prompt: whatever ends an output sooner (max_tokens, an end-of-sequence
+    token) only cuts it, since a token depends on nothing but the text before it."""
 
-    def __init__(self, oracle, eos_token_ids, longest: int = 24):
-        self.oracle, self.eos_token_ids, self.longest = oracle, eos_token_ids, longest
-        self._outputs: dict[tuple[int, ...], list[int]] = {}
+    def __init__(self, oracle, eos_token_ids, longest: int = 24, model=None):
+        self.oracle, self.eos_token_ids, self.longest, self.model = oracle, eos_token_ids, longest, model
+        self._outputs: dict[tuple[tuple[int, ...], SamplingParams], list[int]] = {}
 
     def __call__(self, prompt: list[int], params: SamplingParams) -> list[int]:
-        key = tuple(prompt)
+        assert params.max_tokens <= self.longest
+        whole = replace(params, max_tokens=self.longest, ignore_eos=True, stop_token_ids=())
+        key = tuple(prompt), whole
         if key not in self._outputs:
-            whole = SamplingParams(max_tokens=self.longest, ignore_eos=True)
-            self._outputs[key] = self.oracle.generate(prompt, whole)
-        assert params.max_tokens <= self.longest and params.repetition_penalty == 1.0
+            self._outputs[key] = self._draw(prompt, whole) if whole.temperature else self.oracle.generate(prompt, whole)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
         tokens = self._outputs[key][: params.max_tokens]
         return next((tokens[: place + 1] for place, token in enumerate(tokens) if token in ends), tokens)
 
+    def _draw(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        engine = iteration_engine(self.model, "static", max_num_seqs=1, num_slots=len(prompt) + params.max_tokens)
+        return engine.generate(prompt, params)[0].token_ids
+
 
 def serve(engine: Engine, jobs: list[Job]):
     """Runs the jobs to their end and returns their outputs; the memory is looked at after every step."""
-    ids = [engine.add_request(job.prompt, job.params, arrival=job.arrival) for job in jobs]
+    ids = [
+        engine.add_request(job.prompt, job.params, arrival=job.arrival, priority=job.priority, slo=job.slo)
+        for job in jobs
+    ]
     while engine.has_unfinished():
         engine.step()
         engine.memory.check()
