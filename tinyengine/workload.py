@@ -1,14 +1,18 @@
 """Lists of requests to replay through every stage. All seeded: the same name and seed give the same requests."""
 
+import csv
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from math import exp, log
+from pathlib import Path
 from statistics import NormalDist
+from typing import NamedTuple
 
 from tinyengine.model.text import question
-from tinyengine.request import SamplingParams
+from tinyengine.request import SamplingParams, Slo
 
 VOCABULARY = 1024  # of the embedded model; random prompts stay inside it, so that they suit any larger model as well
 FIRST_WORD = 260  # token ids below are special tokens and single bytes
@@ -21,6 +25,20 @@ class Item:
     prompt: str | tuple[int, ...]
     params: SamplingParams
     arrival: float = 0.0
+
+
+NO_SLO = Slo()
+
+
+class Job(NamedTuple):
+    """One request in sizes alone, which is all that a simulator asks for. arrival: seconds after the start. output:
+    tokens that it will get."""
+
+    arrival: float
+    prompt: int
+    output: int
+    priority: int = 0
+    slo: Slo = NO_SLO
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,13 @@ class Workload:
         while engine.has_unfinished():
             engine.step()
         return [engine.outputs.pop(request_id) for request_id in ids]
+
+    def jobs(self) -> list[Job]:
+        """Its requests in sizes, each running to max_tokens. Raises ValueError where a prompt is text, whose size only
+        a tokenizer knows."""
+        if any(isinstance(item.prompt, str) for item in self.items):
+            raise ValueError(f"workload {self.name!r} has prompts of text, but sizes are wanted: use one of token ids")
+        return [Job(item.arrival, len(item.prompt), item.params.max_tokens) for item in self.items]
 
 
 def workload(name: str, seed: int = 0) -> Workload:
@@ -117,6 +142,73 @@ def poisson(
     return Workload("poisson", seed, tuple(items), max_num_seqs, num_slots)
 
 
+def stream(
+    name: str = "sharegpt", rate: float = 1.0, requests: int | None = None, seed: int = 0, slo: Slo = NO_SLO
+) -> Iterator[Job]:
+    """Poisson arrivals (`rate` a second) of requests with the published lengths of `name`, drawn one by one: a million
+    take no more memory than one. None: without end.
+
+    The same seed gives the same requests at every rate, only closer together, so that two rates can be compared.
+    Raises ValueError for a rate that is not above 0 and for an unknown name.
+    """
+    if not rate > 0:
+        raise ValueError(f"rate is {rate}, but must be above 0 requests a second")
+    _lengths(name)
+    return _stream(name, rate, requests, random.Random(seed), slo)
+
+
+def _stream(name: str, rate: float, requests: int | None, rng: random.Random, slo: Slo) -> Iterator[Job]:
+    moment, number = 0.0, 0  # at a rate of 1
+    while requests is None or number < requests:
+        moment += rng.expovariate(1.0)
+        yield Job(moment / rate, *draw_lengths(name, rng), slo=slo)
+        number += 1
+
+
+TRACE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def read_csv(path: str | Path) -> Iterator[Job]:
+    """The requests of a trace file, row by row: when each came, its prompt and its output tokens. The columns are those
+    of the public Azure LLM inference traces; a time is a date ("2023-11-16 18:15:46.6805900") or seconds, and counts
+    from the first row. Rows without output (the traces have some) are passed over.
+
+    Raises ValueError, which names the row, for a missing column, a cell that cannot be read, and a time that runs back.
+    """
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        missing = [column for column in TRACE_COLUMNS if column not in (rows.fieldnames or ())]
+        if missing:
+            raise ValueError(f"{path} lacks the columns {', '.join(missing)}: it needs {', '.join(TRACE_COLUMNS)}")
+        start = newest = None
+        for row in rows:
+            try:
+                moment = _seconds(row["TIMESTAMP"])
+                prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{path}, line {rows.line_num}: {row} has no time and two whole numbers in it"
+                ) from None
+            start = moment if start is None else start
+            if newest is not None and moment < newest:
+                raise ValueError(f"{path}, line {rows.line_num}: {row['TIMESTAMP']} is before the row above: sort it")
+            newest = moment
+            if prompt > 0 and output > 0:
+                yield Job(moment - start, prompt, output)
+
+
+def _seconds(text: str) -> float:
+    """Of a number, or of a date with a fraction of any length (the traces have 7 digits, of which 6 are kept)."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    moment = datetime.fromisoformat(text.strip())
+    if moment.tzinfo is None:
+        return (moment - datetime(1970, 1, 1)).total_seconds()
+    return moment.timestamp()
+
+
 WORKLOADS: dict[str, Callable[[int], Workload]] = {
     "course": course,
     "equal_size": equal_size,
@@ -147,11 +239,15 @@ def draw_lengths(name: str, rng: random.Random) -> tuple[int, int]:
 
     Raises ValueError for an unknown name.
     """
-    if name not in LENGTHS:
-        raise ValueError(f"lengths are {name!r}, but the known ones are {', '.join(LENGTHS)}")
-    lengths = LENGTHS[name]
+    lengths = _lengths(name)
     prompt = _draw_truncated(lengths.prompt, lengths.limit, lengths.limit - 1, rng)
     return prompt, _draw_truncated(lengths.output, lengths.limit, lengths.limit - prompt, rng)
+
+
+def _lengths(name: str) -> Lengths:
+    if name not in LENGTHS:
+        raise ValueError(f"lengths are {name!r}, but the known ones are {', '.join(LENGTHS)}")
+    return LENGTHS[name]
 
 
 def _draw_truncated(median_and_p90: tuple[int, int], limit: int, most: int, rng: random.Random) -> int:

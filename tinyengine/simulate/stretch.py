@@ -1,0 +1,74 @@
+"""Stretches: iterations that a scheduler would plan alike. A simulator may take them at once, with the same result.
+
+Which plans repeat is read off a scheduler's public state, for the schedulers named here and no others: a class of one's
+own is simulated iteration by iteration.
+"""
+
+from math import inf
+
+from tinyengine.memory import Blocks
+from tinyengine.scheduler import POLICIES, Chunked, Orca, Paged, Plan, Scheduler, Static
+from tinyengine.simulate.schedulers import PrefillFirst
+
+
+def repeats(scheduler: Scheduler, plan: Plan, most: float, queued: int) -> int:
+    """How many more times `schedule` would give the plan that was just committed, if nothing arrives.
+
+    most: how many times no request of the plan ends, nor comes to the last chunk of its prompt. queued: how many waited
+    before the plan was made.
+    """
+    kind = type(scheduler)
+    if most <= 0 or most == inf or kind not in (Static, Orca, Paged, Chunked, PrefillFirst):
+        return 0
+    if kind in (Static, Orca):
+        return int(most)  # nobody leaves, so nobody joins
+    if len(scheduler.waiting) > queued or scheduler.memory.enable_prefix_caching:
+        return 0  # after a preemption nobody is admitted, and in the next iteration somebody may be
+    if kind is Chunked:
+        if scheduler.budget:
+            return 0  # it learns from every iteration
+        if not scheduler.mixing and (scheduler.waiting or len(plan) < len(scheduler.running)):
+            return 0  # it takes turns
+    if kind is PrefillFirst and (len(scheduler.waiting) != queued or len(plan) < len(scheduler.running)):
+        return 0  # a batch of prompts: more of them, or the decodes, come next
+    return _while_blocks_last(scheduler.memory, plan, int(most))
+
+
+def is_deaf(scheduler: Scheduler, plan: Plan) -> bool:
+    """Whether a plan that repeats goes on whoever arrives: they would wait behind one that waits already, or find the
+    batch or the budget full."""
+    if type(scheduler) is Static or len(scheduler.running) >= scheduler.max_num_seqs:
+        return True
+    if type(scheduler) is Chunked:
+        spent = sum(n_tokens for _, n_tokens in plan) >= scheduler.token_budget
+        if scheduler.mixing and spent:
+            return True
+        return bool(scheduler.waiting) and scheduler.urgency is POLICIES["fcfs"]
+    return bool(scheduler.waiting)
+
+
+def repeat(scheduler: Scheduler, plan: Plan, times: int):
+    """Commits the plan `times` times more. Each request that caught up has got `times` tokens; then all of them but the
+    last are computed, by a commit that nobody is due in."""
+    blocks = isinstance(scheduler.memory, Blocks)
+    computed = []
+    for request, n_tokens in plan:
+        if len(request.tokens) - request.computed == n_tokens:
+            request.tokens += [0] * times
+        n_tokens *= times
+        if blocks:
+            scheduler.memory.grow(request, request.computed + n_tokens)
+        computed.append((request, n_tokens))
+    scheduler.commit(computed, [None] * len(computed))
+
+
+def _while_blocks_last(memory: Blocks, plan: Plan, times: int) -> int:
+    """The largest of times, times / 2, times / 4 ... for which the free blocks are enough."""
+    size, free = memory.block_size, len(memory.free)
+    while times:
+        if times * sum(n for _, n in plan) + len(plan) * (size - 1) <= free * size:
+            break
+        if sum(memory.missing(request, request.computed + times * n) for request, n in plan) <= free:
+            break
+        times //= 2
+    return times
