@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
@@ -118,6 +119,7 @@ class Engine:
         self._future: list[tuple[float, int, Request]] = []  # a heap by arrival: not yet shown to the scheduler
         self._ids: set[str] = set()  # all that were ever taken
         self._names = (name for number in itertools.count() if (name := f"r{number}") not in self._ids)
+        self._undelivered: deque[Token] = deque()  # committed, and not yet in an output
         self._order = itertools.count()  # of two requests with one arrival, the one added first comes first
         self._seeds = random.Random(seed)
 
@@ -173,12 +175,14 @@ class Engine:
 
         If the model raises, nothing is committed: the next step tries the same requests again, unless one is aborted.
         """
+        delivered = self._deliver_all()  # what an interrupt in a stop_when, or one that steps itself, has left
         started = self.clock.now()
         self._receive(started)
         budget = self.scheduler.token_budget
         plan = self.scheduler.schedule()
         if not plan:
-            return self._idle()
+            self._idle()
+            return delivered
         batch, tokens = self._forward(plan)
         self.clock.iteration_done()
         duration = self.clock.now() - started
@@ -193,8 +197,8 @@ class Engine:
             budget=budget,
         )
         self.scheduler.observe(len(batch.tokens), duration)
-        # a stop string or stop_when can end a request in the middle of several tokens
-        return [self._deliver(token) for token in self.scheduler.commit(plan, tokens) if self._wants(token)]
+        self._undelivered.extend(self.scheduler.commit(plan, tokens))
+        return delivered + self._deliver_all()
 
     @torch.inference_mode()
     def _forward(self, plan: Plan) -> tuple[Batch, Tokens]:
@@ -278,7 +282,7 @@ class Engine:
             self.trace.arrive(request, output.prompt)
             self.trace.pieces[request.request_id] = output.pieces
 
-    def _idle(self) -> list[StreamedToken]:
+    def _idle(self):
         if self.scheduler.has_unfinished():
             raise RuntimeError(
                 f"{type(self.scheduler).__name__}.schedule() planned nothing, with {len(self.scheduler.waiting)} "
@@ -286,10 +290,16 @@ class Engine:
             )
         if self._future:
             self.clock.wait_until(self._future[0][0])
-        return []
 
-    def _wants(self, token: Token) -> bool:
-        return token.request.request_id in self._requests
+    def _deliver_all(self) -> list[StreamedToken]:
+        streamed = []
+        while self._undelivered:
+            token = self._undelivered.popleft()
+            if token.request.request_id in self._requests:
+                streamed.append(self._deliver(token))
+            else:  # a stop string or stop_when has ended it in the middle of several tokens, or somebody's stop_when did
+                self.trace.withdraw(token.request.request_id)
+        return streamed
 
     def _deliver(self, token: Token) -> StreamedToken:
         """Turns a token into text, and ends its request where the text completes a stop string or stop_when says so."""
@@ -302,16 +312,22 @@ class Engine:
             output.pieces[-1] = detokenizer.push(token.token_id)
             if detokenizer.stopped:
                 reason = "stop"
-        reason = self._ask_stop_when(request, output) or reason
-        if reason:
-            if detokenizer and not detokenizer.stopped:
-                output.pieces[-1] += detokenizer.flush()
-            output.finish_reason = reason
-            self.scheduler.finish(request, reason)
-            self._requests.pop(request.request_id)
-            self._detokenizers.pop(request.request_id, None)
-            self.trace.event("finish", request.request_id, reason)
-        return output.token(len(output.token_ids) - 1)
+        place = len(output.token_ids) - 1
+        try:
+            reason = self._ask_stop_when(request, output) or reason
+        finally:  # an interrupt in there passes through, but what has ended has ended
+            if reason and request.request_id in self._requests:  # it may have aborted its own request
+                self._end(request, reason)
+        return output.token(place)
+
+    def _end(self, request: Request, reason: str):
+        output, detokenizer = self.outputs[request.request_id], self._detokenizers.pop(request.request_id, None)
+        if detokenizer and not detokenizer.stopped:
+            output.pieces[-1] += detokenizer.flush()
+        output.finish_reason = reason
+        self.scheduler.finish(request, reason)
+        self._requests.pop(request.request_id)
+        self.trace.event("finish", request.request_id, reason)
 
     @staticmethod
     def _ask_stop_when(request: Request, output: Output) -> str | None:

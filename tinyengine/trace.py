@@ -3,7 +3,7 @@ picture and every metric reads nothing else. No torch."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tinyengine.request import Request
@@ -184,6 +184,20 @@ class Trace:
         emitted = () if token is None else (token,) if isinstance(token, int) else tuple(token)
         lost = min(n_tokens, max(0, self._reached.get(request.request_id, 0) - request.computed))
         return Span(request.request_id, request.computed, n_tokens, emitted, len(request.draft), lost)
+
+    def withdraw(self, request_id: str):
+        """The request had ended before the last token of its newest span: nobody ever got that one."""
+        number, span = next(
+            (number, span)
+            for number in range(len(self.iterations) - 1, -1, -1)
+            for span in self.iterations[number].spans
+            if span.request_id == request_id
+        )
+        shorter = replace(span, tokens=span.tokens[:-1])
+        old = self.iterations[number]
+        spans = tuple(shorter if own is span else own for own in old.spans)
+        memory = {**old.memory, request_id: Holding(old.memory[request_id].ranges, shorter.end)}
+        self.iterations[number] = replace(old, spans=spans, memory=memory)
 
     def event(self, kind: str, request_id: str, detail: str | None = None, cached: int = 0):
         """Something that happens now: at the end of the newest iteration (finish, abort), else before the next one."""
