@@ -248,15 +248,21 @@ class Paged(Scheduler):
         """How many tokens the request computes, up to `most`: it has the memory for them now; 0 where there is none."""
         if self.num_speculative_tokens:
             request.draft = self._guess(request, most)
+            if request.draft and not self._has_room_for_guesses(request):
+                request.draft = []
         n_tokens = len(request.tokens) + len(request.draft) - request.computed
         if most is not None and n_tokens > most:
             n_tokens = most
-        if self.memory.grow(request, request.computed + n_tokens):
-            return n_tokens
-        if not request.draft:
-            return 0
-        request.draft = []  # nobody is driven out for a guess
-        return request.gap if self.memory.grow(request, len(request.tokens)) else 0
+        return n_tokens if self.memory.grow(request, request.computed + n_tokens) else 0
+
+    def _has_room_for_guesses(self, request: Request) -> bool:
+        """Whether the blocks for its guesses are free beside those that the others of the batch need for what is sure:
+        nobody is driven out for a guess."""
+        missing = self.memory.missing(request, len(request.tokens) + len(request.draft))
+        if not missing:
+            return True
+        others = (other for other in self.running if other is not request)
+        return missing <= len(self.memory.free) - sum(self.memory.missing(o, len(o.tokens)) for o in others)
 
     def _guess(self, request: Request, most: int | None) -> list[int]:
         """A draft for a request that decodes: never past its end, nor past `most` tokens with the one that is sure."""
