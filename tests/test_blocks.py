@@ -4,6 +4,7 @@ import random
 from itertools import count
 
 import pytest
+from drive import Arena
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -281,22 +282,6 @@ def test_rolled_back_guesses_leave_no_trace_in_the_cache():
 
 
 # any order of events
-
-
-class Arena:
-    """The model: which text each slot's K/V belong to. A text is a node of a trie, so that equal prefixes are equal."""
-
-    def __init__(self, n_slots: int):
-        self.kv: list[int | None] = [None] * n_slots
-        self.nodes: dict[tuple[int, int], int] = {}
-
-    def texts(self, tokens: list[int]) -> list[int]:
-        """The nodes of tokens[:1], tokens[:2], ..."""
-        node, found = 0, []
-        for token in tokens:
-            node = self.nodes.setdefault((node, token), len(self.nodes) + 1)
-            found.append(node)
-        return found
 
 
 class BlocksMachine(RuleBasedStateMachine):
