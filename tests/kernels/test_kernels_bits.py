@@ -13,8 +13,8 @@ SHAPE = dict(heads=4, kv_heads=2, head_dim=32)
 BATCH = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 140)), min_size=2, max_size=4)
 
 
-def per_request(kernels, case, tile_rows):
-    out = kernels.paged_attention(*case.args, max(case.counts), tile_rows=tile_rows)
+def per_request(kernels, case, tile_rows, split_size=None):
+    out = kernels.paged_attention(*case.args, max(case.counts), tile_rows=tile_rows, split_size=split_size)
     return out.split(case.counts)
 
 
@@ -35,13 +35,13 @@ def alone(case, index, first=0, end=None):
 
 @pytest.mark.parametrize("tile_rows", [16, 64])
 @settings(max_examples=10, deadline=None)
-@given(batch=BATCH, half=st.integers(0, 2))
-def test_neighbours_leave_no_trace(kernels, tile_rows, batch, half):
+@given(batch=BATCH, half=st.integers(0, 2), split_size=st.sampled_from([None, 64, 128]))
+def test_neighbours_leave_no_trace(kernels, tile_rows, batch, half, split_size):
     counts, contexts = map(list, zip(*batch))
     dtype = kernels.dtypes[half % len(kernels.dtypes)]
     case = build(counts, contexts, block_size=16, dtype=dtype, device=kernels.device, **SHAPE)
-    for index, together in enumerate(per_request(kernels, case, tile_rows)):
-        solo = kernels.paged_attention(*alone(case, index), counts[index], tile_rows=tile_rows)
+    for index, together in enumerate(per_request(kernels, case, tile_rows, split_size)):
+        solo = kernels.paged_attention(*alone(case, index), counts[index], tile_rows=tile_rows, split_size=split_size)
         assert torch.equal(together, solo), f"request {index} differs"
 
 
@@ -72,13 +72,16 @@ def test_where_the_blocks_lie_leaves_no_trace(kernels, batch, seeds, sizes):
     context=st.integers(0, 140),
     cuts=st.sets(st.integers(1, 39), max_size=5),
     tile_rows=st.sampled_from([16, 64]),
+    split_size=st.sampled_from([None, 64]),
 )
-def test_chunks_leave_no_trace(kernels, count, context, cuts, tile_rows):
+def test_chunks_leave_no_trace(kernels, count, context, cuts, tile_rows, split_size):
     case = build([count], [context], block_size=16, dtype=torch.float32, device=kernels.device, **SHAPE)
     with rows_apart() if kernels.device == "cpu" else nullcontext():
-        (whole,) = per_request(kernels, case, tile_rows)
+        (whole,) = per_request(kernels, case, tile_rows, split_size)
         for first, end in pairwise([0, *sorted(cut for cut in cuts if cut < count), count]):
-            chunk = kernels.paged_attention(*alone(case, 0, first, end), end - first, tile_rows=tile_rows)
+            chunk = kernels.paged_attention(
+                *alone(case, 0, first, end), end - first, tile_rows=tile_rows, split_size=split_size
+            )
             assert torch.equal(whole[first:end], chunk), f"queries {first} .. {end - 1} differ"
 
 

@@ -10,7 +10,17 @@ import torch
 KIBIBYTES = {80: 163, 90: 227}  # shared memory that one program may use; CUDA programming guide, compute capabilities
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 POINTERS = ("out", "q", "keys", "values", "k", "v")
-INTEGERS = {"cu_seqlens_q": "*i32", "seqused_k": "*i32", "block_table": "*i32", "slot_mapping": "*i64", "scale": "fp32"}
+OTHERS = {
+    "sums_out": "*fp32",
+    "sums_in": "*fp32",
+    "stats_out": "*fp32",
+    "stats_in": "*fp32",
+    "cu_seqlens_q": "*i32",
+    "seqused_k": "*i32",
+    "block_table": "*i32",
+    "slot_mapping": "*i64",
+    "scale": "fp32",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +38,8 @@ def compile(kernel, dtype, capability, constants, num_warps=4, num_stages=3):
     signature, hints = {}, {}
     for index, name in enumerate(kernel.arg_names):
         pointer = f"*{NAMES[dtype]}" if name in POINTERS else None
-        signature[name] = "constexpr" if name in constants else pointer or INTEGERS.get(name, "i32")
-        if name not in constants and name not in ("scale", "table_row"):
+        signature[name] = "constexpr" if name in constants else pointer or OTHERS.get(name, "i32")
+        if name not in constants and name not in ("scale", "table_row", "n_tokens", "splits"):
             hints[(index,)] = [["tt.divisibility", 16]]  # what a launch finds out: aligned pointers, even strides
     return triton_compile(
         ASTSource(kernel, signature, constants, hints),
@@ -38,12 +48,12 @@ def compile(kernel, dtype, capability, constants, num_warps=4, num_stages=3):
     )
 
 
-def attend(rows, head_dim, dtype, capability, group=2, block_size=16, tile_rows=None):
+def attend(rows, head_dim, dtype, capability, group=2, block_size=16, tile_rows=None, split_size=0):
     from tinyengine.kernels import paged
 
     config = paged.tile_config(rows, head_dim, dtype, tile_rows)
     options = {name: config.pop(name) for name in ("num_warps", "num_stages")}
-    constants = dict(GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, **config)
+    constants = dict(GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT_SIZE=split_size, **config)
     return compile(paged._attend, dtype, capability, constants, **options)
 
 
@@ -83,6 +93,15 @@ def test_every_tile_height_that_can_be_asked_for_fits(tile_rows):
 @pytest.mark.parametrize("block_size", [1, 256])
 def test_block_sizes_compile(block_size):
     assert_it_runs(attend(2, 64, torch.bfloat16, 90, group=7, block_size=block_size), 90)
+
+
+def test_splits_compile():
+    from tinyengine.kernels import paged
+
+    for capability in KIBIBYTES:
+        assert_it_runs(attend(2, 128, torch.bfloat16, capability, split_size=512), capability)
+        constants = dict(HEAD_DIM=80, DIM=128, SPLIT_SIZE=512)
+        assert_it_runs(compile(paged._combine, torch.bfloat16, capability, constants), capability)
 
 
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.get)

@@ -13,9 +13,9 @@ TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 SHAPE = dict(heads=4, kv_heads=2, head_dim=16, block_size=16)
 
 
-def check(kernels, counts, contexts, dtype=torch.float32, tile_rows=None, **shape):
+def check(kernels, counts, contexts, dtype=torch.float32, tile_rows=None, split_size=None, **shape):
     case = build(counts, contexts, dtype=dtype, device=kernels.device, **{**SHAPE, **shape})
-    out = kernels.paged_attention(*case.args, max(counts), tile_rows=tile_rows)
+    out = kernels.paged_attention(*case.args, max(counts), tile_rows=tile_rows, split_size=split_size)
     assert out.shape == case.args[0].shape and out.dtype == dtype
     worst = (out.cpu().double() - definition(case)).abs().max().item()
     assert worst <= TOLERANCE[dtype], f"off by {worst}"  # NaN compares as False
@@ -68,6 +68,21 @@ def test_attention_is_its_definition(kernels, requests, group, kv_heads, head_di
 @pytest.mark.parametrize("tile_rows", [16, 64, 128, None])
 def test_every_tile_height_takes_every_kind_of_batch(kernels, counts, contexts, tile_rows):
     check(kernels, counts, contexts, tile_rows=tile_rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    requests=REQUESTS,
+    split_size=st.sampled_from([64, 128]),
+    group=st.sampled_from([1, 2, 7]),
+    head_dim=st.sampled_from([16, 80]),
+    half=st.integers(0, 2),
+)
+def test_splits_add_up(kernels, requests, split_size, group, head_dim, half):
+    counts, contexts = zip(*requests)
+    dtype = kernels.dtypes[half % len(kernels.dtypes)]
+    shape = dict(dtype=dtype, heads=group * 2, kv_heads=2, head_dim=head_dim)
+    check(kernels, list(counts), list(contexts), split_size=split_size, **shape)
 
 
 @pytest.mark.parametrize("head_dim", [16, 17, 72, 80, 96, 112, 128, 192, 256])

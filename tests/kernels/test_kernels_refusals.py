@@ -40,6 +40,7 @@ REFUSED = {
     "table-transposed": (swap(block_table=lambda t: t.T.contiguous().T), "block_table.*contiguous"),
     "max-seqlen": (swap(max_seqlen_q=lambda n: 0), "max_seqlen_q is 0"),
     "tile-rows": (lambda args: {**args, "tile_rows": 32}, "tile_rows is 32"),
+    "split-size": (lambda args: {**args, "split_size": 100}, "split_size is 100"),
     "device": (swap(block_table=lambda t: t.to("meta")), "block_table is on meta"),
 }
 

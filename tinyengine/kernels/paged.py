@@ -23,6 +23,7 @@ def paged_attention(
     block_table: torch.Tensor,
     max_seqlen_q: int,
     tile_rows: int | None = None,
+    split_size: int | None = None,
 ) -> torch.Tensor:
     """Causal attention of all requests' new tokens over all their keys, read where they lie in the arena.
 
@@ -35,22 +36,31 @@ def paged_attention(
     max_seqlen_q: the most queries of any request; a request's queries past it would stay uncomputed.
     tile_rows: rows of a tile, one of TILE_ROWS; None takes what suits max_seqlen_q. Tiles of different height may use
         different instructions of the GPU, so only with a fixed height are a request's bits free of its neighbours'.
+    split_size: keys of one program, a multiple of 64; None gives all keys to one. With few long requests most of a GPU
+        idles unless several programs share a request's keys. A fixed SIZE keeps bits free of the batch, a fixed number
+        of splits would not. Costs float32 memory [splits, N, heads, head_dim], so it is for decodes and short chunks.
     -> [N, heads, head_dim], in q's dtype; bfloat16, float16 or float32, summed in float32.
 
     Query i of n sees keys 0 .. length - n + i: the mask is aligned to the bottom right. Whatever lies in slots that a
     request does not own, NaN included, has no influence. Raises ValueError for inputs of the wrong shape or kind; what
     the integers say is not looked at, as that would stop the GPU.
     """
-    _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows)
+    _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows, split_size)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     (n_tokens, heads, head_dim), (_, block_size, kv_heads, _) = q.shape, keys.shape
     if n_tokens == 0:
         return out
     group = heads // kv_heads
     config = tile_config(max_seqlen_q * group, head_dim, q.dtype, tile_rows)
-    grid = (triton.cdiv(max_seqlen_q * group, config["TILE_ROWS"]), kv_heads, len(seqused_k))
-    _attend[grid](
+    # The table's width bounds every length, and reading a length itself would stop the GPU.
+    splits = triton.cdiv(block_table.shape[1] * block_size, split_size) if split_size else 1
+    sums = torch.empty((splits, n_tokens, heads, head_dim) if split_size else 0, dtype=torch.float32, device=q.device)
+    stats = torch.empty((splits, n_tokens, heads, 2) if split_size else 0, dtype=torch.float32, device=q.device)
+    tiles = triton.cdiv(max_seqlen_q * group, config["TILE_ROWS"])
+    _attend[(tiles * splits, kv_heads, len(seqused_k))](
         out,
+        sums,
+        stats,
         q,
         keys,
         values,
@@ -58,6 +68,8 @@ def paged_attention(
         seqused_k,
         block_table,
         math.log2(math.e) / math.sqrt(head_dim),
+        n_tokens,
+        splits,
         *out.stride()[:2],
         *q.stride()[:2],
         *keys.stride()[:3],
@@ -66,8 +78,22 @@ def paged_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        SPLIT_SIZE=split_size or 0,
         **config,
     )
+    if split_size:
+        _combine[(max_seqlen_q, heads, len(seqused_k))](
+            out,
+            sums,
+            stats,
+            cu_seqlens_q,
+            seqused_k,
+            n_tokens,
+            *out.stride()[:2],
+            HEAD_DIM=head_dim,
+            DIM=config["DIM"],
+            SPLIT_SIZE=split_size,
+        )
     return out
 
 
@@ -131,6 +157,8 @@ def tile_config(rows: int, head_dim: int, dtype: torch.dtype, tile_rows: int | N
 @triton.jit
 def _attend(
     out,
+    sums_out,  # [splits, N, heads, head_dim] and
+    stats_out,  # [splits, N, heads, 2]: used with SPLIT_SIZE only
     q,
     keys,
     values,
@@ -138,6 +166,8 @@ def _attend(
     seqused_k,
     block_table,
     scale,  # log2(e) / sqrt(head_dim): softmax is computed with exp2, which is one instruction
+    n_tokens,
+    splits,
     out_row,  # from here on: strides
     out_head,
     q_row,
@@ -153,11 +183,14 @@ def _attend(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
-    """One program: TILE_ROWS query rows of one request that share a key head, against all keys that they may see."""
-    tile, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """One program: TILE_ROWS query rows of one request that share a key head, against all keys that they may see, or
+    against those of one split."""
+    tile, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    kv_head, request = tl.program_id(1), tl.program_id(2)
     start = tl.load(cu_seqlens_q + request)
     n = tl.load(cu_seqlens_q + request + 1) - start
     length = tl.load(seqused_k + request)
@@ -170,6 +203,10 @@ def _attend(
     # The last key that a row sees. Rows past the queries see what the last one sees: a row without keys would be 0 / 0.
     position = length - n + tl.minimum(query, n - 1)
     end = length - n + tl.minimum((tile * TILE_ROWS + TILE_ROWS - 1) // GROUP, n - 1) + 1  # keys that the tile sees
+    if SPLIT_SIZE:
+        end = tl.minimum(end, (split + 1) * SPLIT_SIZE)
+        if split * SPLIT_SIZE >= end:
+            return
     dim = tl.arange(0, DIM)
     real_dim = dim < HEAD_DIM
     real = (query < n)[:, None] & real_dim[None, :]
@@ -179,12 +216,13 @@ def _attend(
     keys += kv_head * key_head
     values += kv_head * value_head
 
-    best = tl.full([TILE_ROWS], float("-inf"), tl.float32)  # the running maximum of a row's scores
+    # The running maximum of a row's scores. It begins finite: -inf - -inf would be NaN for a row that a split hides.
+    best = tl.full([TILE_ROWS], -1e38, tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)  # the sum of its weights, relative to `best`
     sums = tl.zeros([TILE_ROWS, DIM], tl.float32)  # the sum of weighted values, relative to `best`
     # Key tiles begin at absolute positions 0, TILE_KEYS, ..., so a query meets its keys in the same portions whether it
     # comes in a prompt, a chunk or alone. A tile that a row does not see leaves that row as it is, to the bit.
-    for first in range(0, end, TILE_KEYS):
+    for first in range(split * SPLIT_SIZE, end, TILE_KEYS):
         key = first + tl.arange(0, TILE_KEYS)  # [TILE_KEYS]
         seen = key < end
         # int64: block x stride passes 2**31 in an arena of 4 GiB
@@ -209,8 +247,56 @@ def _attend(
         sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)
         best = higher
-    result = (sums / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + token * out_row + head[:, None] * out_head + dim[None, :], result, mask=real)
+    if SPLIT_SIZE:
+        part = (split * n_tokens + token) * (tl.num_programs(1) * GROUP) + head[:, None]
+        tl.store(sums_out + part * HEAD_DIM + dim[None, :], sums, mask=real)
+        tl.store(stats_out + part * 2, best[:, None], mask=(query < n)[:, None])
+        tl.store(stats_out + part * 2 + 1, total[:, None], mask=(query < n)[:, None])
+    else:
+        result = (sums / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + token * out_row + head[:, None] * out_head + dim[None, :], result, mask=real)
+
+
+@triton.jit
+def _combine(
+    out,
+    sums_in,
+    stats_in,
+    cu_seqlens_q,
+    seqused_k,
+    n_tokens,
+    out_row,
+    out_head,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+):
+    """One program: one head of one query adds up its splits, always from the first to the last that it sees.
+
+    Source: Flash-Decoding (2023); splits of a fixed size: Thinking Machines, "Defeating Nondeterminism in LLM
+    Inference" (2025)."""
+    query, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start = tl.load(cu_seqlens_q + request)
+    n = tl.load(cu_seqlens_q + request + 1) - start
+    length = tl.load(seqused_k + request)
+    if query >= n:
+        return
+    token = (start + query).to(tl.int64)
+    dim = tl.arange(0, DIM)
+    best = tl.full([1], float("-inf"), tl.float32)
+    total = tl.full([1], 0.0, tl.float32)
+    sums = tl.full([DIM], 0.0, tl.float32)
+    for split in range(0, (length - n + query) // SPLIT_SIZE + 1):
+        part = (split * n_tokens + token) * tl.num_programs(1) + head
+        new_best = tl.load(stats_in + part * 2)
+        higher = tl.maximum(best, new_best)
+        shrink, new_shrink = tl.exp2(best - higher), tl.exp2(new_best - higher)
+        new_sums = tl.load(sums_in + part * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
+        sums = sums * shrink + new_sums * new_shrink
+        total = total * shrink + tl.load(stats_in + part * 2 + 1) * new_shrink
+        best = higher
+    result = (sums / total).to(out.dtype.element_ty)
+    tl.store(out + token * out_row + head * out_head + dim, result, mask=dim < HEAD_DIM)
 
 
 @triton.jit
@@ -251,7 +337,7 @@ def _write(
 # The checks run in every layer of every iteration, so a sentence is only built where it is raised.
 
 
-def _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows):
+def _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows, split_size):
     _check_arena(keys, values)
     kv_heads, head_dim = keys.shape[2:]
     if q.ndim != 3 or q.shape[2] != head_dim:
@@ -274,6 +360,10 @@ def _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, 
         )
     if tile_rows is not None and tile_rows not in TILE_ROWS:
         raise ValueError(f"tile_rows is {tile_rows}, but a tile has one of {TILE_ROWS} rows: pass one of them, or None")
+    if split_size is not None and (split_size < 64 or split_size % 64):
+        raise ValueError(
+            f"split_size is {split_size}, but a split holds whole key tiles: pass a multiple of 64, or None"
+        )
 
 
 def _check_arena(keys: torch.Tensor, values: torch.Tensor):
