@@ -630,6 +630,40 @@ def test_an_id_is_taken_for_ever(engine, moment):
     assert len(engine.outputs["mine"].token_ids) == 8
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"request_id": []}, r"request_id is \[\], but must be text"),
+        ({"request_id": 3}, "request_id is 3, but must be text"),
+        ({"slo": "unknown"}, "slo is 'unknown', but the classes are interactive, standard, batch"),
+        ({"slo": 0.5}, "slo is 0.5, but must be an Slo or one of"),
+        ({"priority": 0.5}, "priority is 0.5, but must be a whole number"),
+    ],
+    ids=repr,
+)
+def test_a_bad_field_is_refused_and_no_seed_is_used_up(random_model, fields, message):
+    drawn = SamplingParams(max_tokens=6, temperature=1.0, ignore_eos=True)
+    said = []
+    for attempts in (0, 2):
+        engine = iteration_engine(random_model, "chunked", num_slots=64)
+        for _ in range(attempts):
+            with pytest.raises(ValueError, match=message) as error:
+                engine.add_request([1], drawn, **fields)
+            assert_one_sentence(error)
+        assert not engine.has_unfinished() and not engine.outputs
+        said.append(ids(engine.generate([[1, 2]], drawn)))
+    assert said[0] == said[1]
+
+
+def test_an_arrival_in_the_past_is_served_at_once_and_measured_from_then(engine, alone):
+    drained = engine.generate([PROMPTS[5]], LIMITS[5])
+    assert len(drained[0].token_ids) == engine.clock.now() == 16
+    name = engine.add_request(PROMPTS[0], LIMITS[0], arrival=2.5)
+    assert engine.step()[0].request_id == name and engine.trace.requests[name].arrival == 2.5
+    drain(engine)
+    assert engine.outputs[name].token_ids == alone[0]
+
+
 @pytest.mark.parametrize("arrival", [NAN, math.inf, -1.0, "soon"])
 def test_a_bad_arrival_is_refused(engine, arrival):
     with pytest.raises(ValueError, match="arrival is") as error:
@@ -676,7 +710,19 @@ def test_params_of_another_type_are_refused(engine, params):
         ({"max_num_seqs": 0}, "max_num_seqs is 0, but must be a whole number of at least 1"),
         ({"max_num_seqs": None}, "max_num_seqs is None"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
+        ({"max_num_batched_tokens": None}, "max_num_batched_tokens is None"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"block_size": True}, "block_size is True, but must be a whole number of at least 1"),
+        ({"block_size": "16"}, "block_size is '16'"),
+        ({"block_size": 3}, "block_size is 3, but must be a power of two"),
+        ({"num_slots": 15}, "num_slots is 15, but a block has 16 slots"),
+        ({"stage": "orca", "enable_prefix_caching": True}, "enable_prefix_caching is True, but only stages with blocks"),
+        ({"stage": "orca", "policy": "priority"}, "policy is no option of stage 'orca', whose options are: none"),
+        ({"stage": "paged", "mixing": False}, "mixing is no option of stage 'paged'.*: num_speculative_tokens"),
+        ({"polcy": "fcfs"}, "polcy is no option of stage 'chunked'.*chunking.* policy"),
+        ({"policy": "lifo"}, "policy is 'lifo', but the policies are fcfs, priority"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
+        ({"scheduler": Orca(Slots(9)), "policy": "fcfs"}, "policy is an option of a stage's own scheduler"),
     ],
     ids=repr,
 )

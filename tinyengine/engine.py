@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from operator import index
 
 import torch
@@ -99,8 +100,9 @@ class Engine:
             num_slots = estimate_num_slots(model)
         sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         for name, size in {**sizes, "num_slots": num_slots, "block_size": block_size}.items():
-            if not isinstance(size, int) or size < 1:
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
+        _check_options(options, stage, scheduler)
         if scheduler is None:
             memory = make_memory.for_arena(num_slots, block_size, enable_prefix_caching)
             scheduler = make_scheduler(memory, max_num_seqs, max_num_batched_tokens, **options)
@@ -142,10 +144,6 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"params is {params!r}, but must be SamplingParams")
         request_id = next(self._names) if request_id is None else request_id
-        if request_id in self._ids:
-            raise ValueError(f"request_id {request_id!r} is taken: every request of an engine needs its own")
-        if params.temperature > 0 and params.seed is None:
-            params = replace(params, seed=self._seeds.getrandbits(63))
         text = prompt if isinstance(prompt, str) else None
         now = self.clock.now()
         request = Request(
@@ -158,6 +156,8 @@ class Engine:
             _slo(slo),
         )
         self._check(request)
+        if params.temperature > 0 and params.seed is None:  # not before it is sure: a refused one changes no other's
+            request.params = replace(params, seed=self._seeds.getrandbits(63))
         self._ids.add(request_id)
         self._requests[request_id] = request
         self.outputs[request_id] = Output(request_id, text, list(request.prompt_token_ids))
@@ -297,7 +297,7 @@ class Engine:
             token = self._undelivered.popleft()
             if token.request.request_id in self._requests:
                 streamed.append(self._deliver(token))
-            else:  # a stop string or stop_when has ended it in the middle of several tokens, or somebody's stop_when did
+            else:  # a stop string or a stop_when has ended it since: in the middle of several tokens, perhaps
                 self.trace.withdraw(token.request.request_id)
         return streamed
 
@@ -361,6 +361,8 @@ class Engine:
 
     def _check(self, request: Request):
         config, params = self.model.config, request.params
+        if request.request_id in self._ids:
+            raise ValueError(f"request_id {request.request_id!r} is taken: every request of an engine needs its own")
         unknown = [token for token in request.prompt_token_ids if token >= config.vocab_size]
         if unknown:
             raise ValueError(
@@ -386,6 +388,17 @@ def estimate_num_slots(model: Qwen3) -> int:
     if model.device.type == "cuda":
         budget = int(torch.cuda.mem_get_info(model.device)[0] * CUDA_KV_SHARE)
     return max(1, budget // per_slot)
+
+
+def _check_options(options: dict, stage: str, scheduler: Scheduler | None):
+    """Raises ValueError for an option that the stage's scheduler does not take, or for any beside one's own scheduler."""
+    if options and scheduler is not None:
+        raise ValueError(f"{next(iter(options))} is an option of a stage's own scheduler: give it to yours instead")
+    makers = [kind.__init__ for kind in STAGES[stage][0].__mro__ if "__init__" in vars(kind)]
+    known = {one.name for make in makers for one in signature(make).parameters.values() if one.kind is one.KEYWORD_ONLY}
+    if unknown := options.keys() - known:
+        theirs = ", ".join(sorted(known)) or "none"
+        raise ValueError(f"{sorted(unknown)[0]} is no option of stage {stage!r}, whose options are: {theirs}")
 
 
 def _slo(slo: Slo | str | None) -> Slo:
