@@ -378,9 +378,10 @@ class Chunked(Paged):
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
+            behind = len(self.running) - 1 - index if self.mixing else 0
             if only_prompts is not None and only_prompts != _prefills(request):
                 index += 1
-            elif n_tokens := self._grow(request, self._share(budget, index)):
+            elif n_tokens := self._grow(request, self._share(request, budget, behind)):
                 plan.append((request, n_tokens))
                 budget -= n_tokens
                 index += 1
@@ -388,12 +389,12 @@ class Chunked(Paged):
                 self._preempt(self.running[-1])  # never one that is planned already: those come before it
         return plan, budget
 
-    def _share(self, budget: int, index: int) -> int | None:
-        """Most tokens for the running request at `index`: one is left for each behind it, whose decode would stall
-        while an urgent prompt takes all. None: no limit."""
-        if not self.chunking:
+    def _share(self, request: Request, budget: int, behind: int = 0) -> int | None:
+        """Most tokens for the request: one is left for each of those `behind` it, whose decode would stall while an
+        urgent prompt takes all. None: no limit, for a prompt that must not be cut."""
+        if not self.chunking and _prefills(request):
             return None
-        return max(1, budget - (len(self.running) - 1 - index)) if self.mixing else budget
+        return max(1, budget - behind)
 
     def _waiting_pass(self, budget: int, queued: int) -> Plan:
         """New requests, in order, up to the first whose whole prompt does not fit; none in a step that preempted:
@@ -410,7 +411,7 @@ class Chunked(Paged):
                 admitted = self._admit_first(len(request.tokens), owed)
             if not admitted:
                 break
-            n_tokens = self._grow(request, budget if self.chunking else None)
+            n_tokens = self._grow(request, self._share(request, budget))
             if not n_tokens:  # its first chunk lies behind a cached prefix, and does not fit after all
                 self._preempt(request)
                 break
