@@ -716,7 +716,7 @@ def test_params_of_another_type_are_refused(engine, params):
         ({"block_size": "16"}, "block_size is '16'"),
         ({"block_size": 3}, "block_size is 3, but must be a power of two"),
         ({"num_slots": 15}, "num_slots is 15, but a block has 16 slots"),
-        ({"stage": "orca", "enable_prefix_caching": True}, "enable_prefix_caching is True, but only stages with blocks"),
+        ({"stage": "orca", "enable_prefix_caching": True}, "enable_prefix_caching is True, but only stages"),
         ({"stage": "orca", "policy": "priority"}, "policy is no option of stage 'orca', whose options are: none"),
         ({"stage": "paged", "mixing": False}, "mixing is no option of stage 'paged'.*: num_speculative_tokens"),
         ({"polcy": "fcfs"}, "polcy is no option of stage 'chunked'.*chunking.* policy"),

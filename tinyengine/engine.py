@@ -391,7 +391,7 @@ def estimate_num_slots(model: Qwen3) -> int:
 
 
 def _check_options(options: dict, stage: str, scheduler: Scheduler | None):
-    """Raises ValueError for an option that the stage's scheduler does not take, or for any beside one's own scheduler."""
+    """Raises ValueError for an option that the stage's scheduler does not take, or any beside a scheduler instance."""
     if options and scheduler is not None:
         raise ValueError(f"{next(iter(options))} is an option of a stage's own scheduler: give it to yours instead")
     makers = [kind.__init__ for kind in STAGES[stage][0].__mro__ if "__init__" in vars(kind)]

@@ -124,7 +124,7 @@ class Blocks:
 
     def __init__(self, n_blocks: int, block_size: int = 16, enable_prefix_caching: bool = False):
         if block_size < 1 or block_size & (block_size - 1):
-            raise ValueError(f"block_size is {block_size}, but must be a power of two: 1, 2, 4, 8, 16 ...")
+            raise ValueError(f"block_size is {block_size}, but must be a power of two, such as 1, 8 or 16")
         if n_blocks < 1:
             raise ValueError(f"n_blocks is {n_blocks}, but a pool has at least 1 block")
         self.n_blocks = n_blocks
