@@ -280,7 +280,7 @@ def test_a_profile_without_context_or_decodes(tiny):
     [
         ((), {}, "sizes are \\(\\), but beside 8 decodes each must be at least 9"),
         ((64, 8), {}, "sizes are \\(64, 8\\), but beside 8 decodes each must be at least 9"),
-        ((16, 4000), {}, "sizes and repeats reach position 5025 behind a context of 1024, but the model has 4096"),
+        ((16, 4000), {}, "contexts, sizes and repeats reach position 5017, but the model has 4096"),
         ((16, 17), {"repeats": 5000}, "but the model has 4096"),
     ],
 )

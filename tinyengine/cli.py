@@ -1,10 +1,11 @@
-"""The command line: `tinyengine demo`, `tinyengine generate`, and the commands of the course."""
+"""The command line: `tinyengine demo`, `generate`, `bench`, and the commands of the course."""
 
 import argparse
 import json
 import sys
 from pathlib import Path
 
+from tinyengine.bench import BENCHMARKS
 from tinyengine.workload import WORKLOADS
 
 
@@ -44,6 +45,12 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
     generate.set_defaults(func=_generate)
 
+    bench = commands.add_parser("bench", help="measure what is claimed of speed")
+    bench.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
+    bench.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    bench.add_argument("--json", type=Path, metavar="PATH", help="write results, machine, versions and commit there")
+    bench.set_defaults(func=_bench)
+
     course.register(commands)
     return parser
 
@@ -59,6 +66,13 @@ def _demo(args) -> int:
         board.write_html(args.html)
         print(f"timeline: {args.html}")
     return 0 if board.all_exact else 1
+
+
+def _bench(args) -> int:
+    from tinyengine import bench
+
+    bench.run(args.names or BENCHMARKS, args.device, args.json)
+    return 0
 
 
 def _generate(args) -> int:

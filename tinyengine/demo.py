@@ -8,40 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tinyengine.engine import Engine, Output
-from tinyengine.metrics import Metrics, measure
+from tinyengine.bench.stages import Ladder, StageRun, check_stages
+from tinyengine.bench.table import number
+from tinyengine.engine import Output
 from tinyengine.model.load import load_model
-from tinyengine.oracle import Oracle
 from tinyengine.stages import STAGES
-from tinyengine.trace import Trace
 from tinyengine.workload import Workload, workload
-
-
-@dataclass
-class StageRun:
-    """One stage's run of the workload; exact: how many outputs equal those of the request alone."""
-
-    stage: str
-    trace: Trace
-    metrics: Metrics
-    outputs: list[Output]
-    exact: int
-
-    def row(self) -> dict:
-        """The numbers of the scoreboard, under the names of its JSON. Times in milliseconds."""
-        m = self.metrics
-        return {
-            "stage": self.stage,
-            "iterations": m.iterations,
-            "slot_occupancy": m.slot_occupancy,
-            "idle_slot_steps": m.idle_slot_steps,
-            "padded_rows": m.padded_rows,
-            "kv_waste": m.kv_waste,
-            "ttft_p50_ms": None if m.ttft.p50 is None else 1000 * m.ttft.p50,
-            "tbt_p99_ms": None if m.tbt.p99 is None else 1000 * m.tbt.p99,
-            "tokens_per_s": m.tokens_per_s,
-            "exact": self.exact == len(self.outputs),
-        }
 
 
 @dataclass
@@ -52,7 +24,7 @@ class Scoreboard:
 
     @property
     def all_exact(self) -> bool:
-        return all(run.row()["exact"] for run in self.runs)
+        return all(run.exact == len(run.outputs) for run in self.runs)
 
     def to_json(self) -> dict:
         return {
@@ -74,23 +46,10 @@ def run(name: str, stages: list[str] | None = None, seed: int = 0, model_name: s
     Raises ValueError for an unknown workload or stage.
     """
     load = workload(name, seed)
-    unknown = [stage for stage in stages or [] if stage not in STAGES]
-    if unknown:
-        raise ValueError(f"stage is {unknown[0]!r}, but the stages are {', '.join(STAGES)}")
+    check_stages(stages or [])
     model = load_model(model_name)
-    oracle = Oracle(model.folder, model.device, model.dtype)
-    board = Scoreboard(load, str(model.device))
-    alone: list[list[int]] = []
-    for stage in stages or STAGES:
-        engine = _engine(model, stage, load)
-        engine.generate([[1]])  # the first iteration of a process sets up thread pools, which is nobody's latency
-        engine = _engine(model, stage, load)
-        outputs = load.replay(engine)
-        if not alone:
-            alone = [oracle.generate(out.prompt_token_ids, item.params) for out, item in zip(outputs, load.items)]
-        exact = sum(output.token_ids == tokens for output, tokens in zip(outputs, alone))
-        board.runs.append(StageRun(stage, engine.trace, measure(engine.trace), outputs, exact))
-    return board
+    ladder = Ladder(load, model)
+    return Scoreboard(load, str(model.device), [ladder.run(stage) for stage in stages or STAGES])
 
 
 def show(board: Scoreboard, console: Console | None = None):
@@ -104,10 +63,6 @@ def show(board: Scoreboard, console: Console | None = None):
         f"{load.num_slots} K/V slots, on {board.device}. exact: outputs equal, token for token, to transformers "
         "decoding each request alone."
     )
-
-
-def _engine(model, stage: str, load: Workload) -> Engine:
-    return Engine(model, stage, max_num_seqs=load.max_num_seqs, num_slots=load.num_slots)
 
 
 def _answers(outputs: list[Output]) -> Table:
@@ -134,17 +89,13 @@ def _table(board: Scoreboard) -> Table:
         m, row = run.metrics, run.row()
         table.add_row(
             run.stage,
-            f"{m.iterations:,}",
-            f"{m.idle_slot_steps:,}",
-            f"{m.padded_rows:,}",
+            number(m.iterations),
+            number(m.idle_slot_steps),
+            number(m.padded_rows),
             f"{m.kv_reserved:.0%}/{m.kv_used:.0%}",
-            _milliseconds(row["ttft_p50_ms"]),
-            _milliseconds(row["tbt_p99_ms"]),
-            "-" if m.tokens_per_s is None else f"{m.tokens_per_s:,.0f}",
+            number(row["ttft_p50_ms"], 1),
+            number(row["tbt_p99_ms"], 1),
+            number(m.tokens_per_s),
             f"{run.exact}/{len(run.outputs)}",
         )
     return table
-
-
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"

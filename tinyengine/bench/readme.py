@@ -1,0 +1,49 @@
+"""`python -m tinyengine.bench.readme` writes the README's tables, between their markers, from results/*.json."""
+
+import json
+import re
+from pathlib import Path
+
+from tinyengine.bench import BENCHMARKS, benchmark
+
+RESULTS = Path(__file__).parent / "results"
+README = Path(__file__).parents[2] / "README.md"
+
+
+def blocks(folder: Path = RESULTS) -> dict[str, str]:
+    """What stands between `<!-- name -->` and `<!-- /name -->`, by name of the benchmark: one table for each file of
+    results that has it, and what it was run on."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return {
+        name: "\n\n".join(_block(name, record) for record in records if name in record["benchmarks"])
+        for name in BENCHMARKS
+    }
+
+
+def fill(text: str, parts: dict[str, str]) -> str:
+    """The text with every part between its markers. Raises ValueError where the text has no place for one."""
+    for name, part in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"the page has no one place for {name!r}, but needs a line {begin} and a line {end}")
+        text = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{part}\n{end}", text, flags=re.DOTALL)  # noqa: B023
+    return text
+
+
+def _block(name: str, record: dict) -> str:
+    table = benchmark(name).table(record["benchmarks"][name])
+    return f"{table.markdown()}\n\n{table.note} {_circumstances(record)}"
+
+
+def _circumstances(record: dict) -> str:
+    machine, versions = record["machine"], record["versions"]
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores"
+    load = "" if machine["load"] is None else f", load {machine['load']:.1f}"
+    return (
+        f"Measured on {where}{load}, with torch {versions['torch']}, at commit `{record['commit']}` on "
+        f"{record['date'][:10]}, by `{record['command']}`."
+    )
+
+
+if __name__ == "__main__":
+    README.write_text(fill(README.read_text(encoding="utf-8"), blocks()), encoding="utf-8")

@@ -1,0 +1,64 @@
+"""A run of benchmarks as JSON: the results, and all that they depend on."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+def record(results: dict[str, dict], device: str, command: str) -> dict:
+    """results: by name of the benchmark. device: "cpu" or "cuda". command: that which repeats the run."""
+    return {
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "device": device,
+        "machine": machine(device),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers")},
+        },
+        "benchmarks": results,
+    }
+
+
+def machine(device: str) -> dict:
+    """load: processes that want a core, the mean of the last minute. Above `cores`, times are those of a busy machine."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+    }
+
+
+def check_device(device: str):
+    """Raises ValueError for CUDA where there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', but torch finds no CUDA GPU on this machine: use cpu")
+
+
+def cpu_model() -> str:
+    """As Linux names it, else what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit that was measured, with "-dirty" where files differ from it; None outside of a clone."""
+    try:
+        done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None
