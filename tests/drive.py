@@ -3,6 +3,8 @@ that each request reads the K/V of its own text, whatever block they lie in."""
 
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from tinyengine.clock import IterationClock
 from tinyengine.memory import Blocks
 from tinyengine.metrics import measure
@@ -50,6 +52,22 @@ def alone(request: Request) -> list[int]:
 def make(number: int, prompt: int | list[int], output: int, eos: tuple[int, ...] = (), **fields) -> Request:
     tokens = [(number + place) % 4 for place in range(prompt)] if isinstance(prompt, int) else prompt
     return Request(f"r{number}", tokens, SamplingParams(max_tokens=output), eos_token_ids=eos, **fields)
+
+
+@st.composite
+def workloads(draw, largest: int = 20):
+    """(requests, when each comes, blocks, block size): down to the smallest arena that can hold the largest request."""
+    block_size = draw(st.sampled_from([1, 2, 4, 8, 16, 64, 256]))
+    requests = []
+    for number in range(draw(st.integers(1, 7))):
+        start, length = draw(st.integers(0, 3)), draw(st.integers(0, largest))
+        prompt = [(start + place) % 4 for place in range(length)] + draw(st.lists(st.integers(0, 2), max_size=3))
+        output, eos = draw(st.integers(1, 12)), draw(st.sampled_from([(), (), (EOS,)]))
+        requests.append((number, prompt or [1], output, eos))
+    largest = max(-(-(len(prompt) + output - 1) // block_size) for _, prompt, output, _ in requests)
+    n_blocks = largest + draw(st.sampled_from([0, 0, 1, 2, largest, 20]))
+    arrivals = sorted(draw(st.lists(st.integers(0, 9), min_size=len(requests), max_size=len(requests))))
+    return requests, arrivals, n_blocks, block_size
 
 
 def urgency(scheduler: Paged, request: Request) -> tuple:

@@ -1,10 +1,9 @@
 """Chunked without a model: a budget in every iteration, an order that decides three things, and Sarathi's ablation."""
 
 import pytest
-from drive import Drive, chunked, make, paged
+from drive import Drive, chunked, make, paged, workloads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_paged import workloads
 
 from tinyengine.memory import Blocks
 from tinyengine.request import Slo

@@ -1,7 +1,7 @@
 """Paged without a model: admission by the whole prompt, the newest makes room, what was lost is computed once more."""
 
 import pytest
-from drive import EOS, make, paged
+from drive import make, paged, workloads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -243,22 +243,6 @@ def test_a_preempted_or_failed_iteration_leaves_no_guesses_behind():
 
 
 # any workload
-
-
-@st.composite
-def workloads(draw, largest: int = 20):
-    """(requests, when each comes, blocks, block size): down to the smallest arena that can hold the largest request."""
-    block_size = draw(st.sampled_from([1, 2, 4, 8, 16, 64, 256]))
-    requests = []
-    for number in range(draw(st.integers(1, 7))):
-        start, length = draw(st.integers(0, 3)), draw(st.integers(0, largest))
-        prompt = [(start + place) % 4 for place in range(length)] + draw(st.lists(st.integers(0, 2), max_size=3))
-        output, eos = draw(st.integers(1, 12)), draw(st.sampled_from([(), (), (EOS,)]))
-        requests.append((number, prompt or [1], output, eos))
-    largest = max(-(-(len(prompt) + output - 1) // block_size) for _, prompt, output, _ in requests)
-    n_blocks = largest + draw(st.sampled_from([0, 0, 1, 2, largest, 20]))
-    arrivals = sorted(draw(st.lists(st.integers(0, 9), min_size=len(requests), max_size=len(requests))))
-    return requests, arrivals, n_blocks, block_size
 
 
 @given(
