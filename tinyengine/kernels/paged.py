@@ -52,10 +52,12 @@ def paged_attention(
         return out
     group = heads // kv_heads
     config = tile_config(max_seqlen_q * group, head_dim, q.dtype, tile_rows)
-    # The table's width bounds every length, and reading a length itself would stop the GPU.
-    splits = triton.cdiv(block_table.shape[1] * block_size, split_size) if split_size else 1
-    sums = torch.empty((splits, n_tokens, heads, head_dim) if split_size else 0, dtype=torch.float32, device=q.device)
-    stats = torch.empty((splits, n_tokens, heads, 2) if split_size else 0, dtype=torch.float32, device=q.device)
+    splits, sums, stats = 1, out, out  # without splits the kernel leaves `sums` and `stats` alone
+    if split_size:
+        # The table's width bounds every length, and reading a length itself would stop the GPU.
+        splits = triton.cdiv(block_table.shape[1] * block_size, split_size)
+        sums = torch.empty(splits, n_tokens, heads, head_dim, dtype=torch.float32, device=q.device)
+        stats = torch.empty(splits, n_tokens, heads, 2, dtype=torch.float32, device=q.device)
     tiles = triton.cdiv(max_seqlen_q * group, config["TILE_ROWS"])
     _attend[(tiles * splits, kv_heads, len(seqused_k))](
         out,
@@ -154,7 +156,8 @@ def tile_config(rows: int, head_dim: int, dtype: torch.dtype, tile_rows: int | N
     return {"DIM": dim, "TILE_ROWS": tile_rows, "TILE_KEYS": tile_keys, "num_warps": warps, "num_stages": 3}
 
 
-@triton.jit
+# Triton compiles anew for an integer that is 1 or a multiple of 16; these three change with every batch.
+@triton.jit(do_not_specialize=["n_tokens", "splits", "table_row"])
 def _attend(
     out,
     sums_out,  # [splits, N, heads, head_dim] and
@@ -257,7 +260,7 @@ def _attend(
         tl.store(out + token * out_row + head[:, None] * out_head + dim[None, :], result, mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])
 def _combine(
     out,
     sums_in,
