@@ -2,6 +2,13 @@
 
 Both return a `Player`: as the last line of a notebook cell it is a widget and, in the same output, a PNG for places
 where no widget runs (GitHub, a notebook that is not trusted). `.to_html(path)` and `.to_png(path)` write files.
+
+views, of both: what is shown at first, any of
+    "slots"     who is in which batch slot        "batch"     rows of each iteration by kind, and its duration
+    "requests"  each request's wait and life      "memory"    who holds which part of the K/V arena
+    "text"      the outputs as they grow          "flat"      one iteration's stream of tokens, and its masks
+iteration, of both: where the playhead stands at first, at the end if None. expected, of both: a Trace, or token ids by
+request id; the first token that differs from them is marked.
 """
 
 from tinyengine.trace import Trace
@@ -10,11 +17,11 @@ from visualizers.player import Player
 __all__ = ["Player", "compare", "show"]
 
 
-def show(trace: Trace) -> Player:
-    """One engine's slot timeline."""
-    return Player({trace.stage or "engine": trace})
+def show(trace: Trace, **options) -> Player:
+    """One engine. options: views, iteration, expected."""
+    return Player({trace.stage or "engine": trace}, **options)
 
 
-def compare(**traces: Trace) -> Player:
+def compare(*, views=("slots",), iteration=None, expected=None, **traces: Trace) -> Player:
     """Up to six engines, named by keyword, one above the other under one playhead."""
-    return Player(traces)
+    return Player(traces, views, iteration, expected)

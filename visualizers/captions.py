@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from tinyengine.trace import Event, Iteration, Trace
+from tinyengine.trace import Event, Holding, Iteration, Trace
 
 LONGEST_LABEL = 24  # characters; the tooltip of the widget shows the whole id
 NAMED = 2  # requests named in one part of a sentence; the rest are counted
@@ -17,24 +17,32 @@ def label(request_id: str) -> str:
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 
-def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]]) -> list[str]:
+Stall = tuple[int, int, float, list[str]]  # iterations of a token and of its next one, times the usual gap, request ids
+
+
+def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]], stalls: list[Stall]) -> list[str]:
     """entered: per iteration, {request id: (batch slot, who had it before)}."""
-    events = defaultdict(list)
+    events, late = defaultdict(list), defaultdict(list)
     for event in trace.events:
         events[event.iteration, event.kind].append(event)
+    for stall in stalls:
+        late[stall[1]].append(stall)
     return [
-        f"iteration {number}: " + _sentence(trace, number, iteration, entered[number], events)
+        f"iteration {number}: " + _sentence(trace, number, iteration, entered[number], events, late[number])
         for number, iteration in enumerate(trace.iterations)
     ]
 
 
-def _sentence(trace: Trace, number: int, iteration: Iteration, entered: dict, events: dict) -> str:
+def _sentence(trace: Trace, number: int, iteration: Iteration, entered: dict, events: dict, late: list[Stall]) -> str:
     """In the order in which it happened: who left and came before the forward pass, what ran, who ended with it."""
+    cached = {event.request_id: event.cached for event in events[number, "admit"]}
+    held = iteration.memory
     parts = [
         _list(f"{label(event.request_id)} preempted" for event in events[number, "preempt"]),
-        _list(_entry(request_id, *place) for request_id, place in entered.items()),
+        _list(_entry(request_id, *place, cached.get(request_id, 0)) for request_id, place in entered.items()),
         _work(trace, iteration),
-        _list(_ending(event) for event in events[number, "finish"]),
+        *(f"{_list(map(label, ids))} stalled ({times:g} times the usual gap)" for _, _, times, ids in late),
+        _list(_ending(event, held.get(event.request_id), trace) for event in events[number, "finish"]),
         _list(f"{label(event.request_id)} aborted" for event in events[number, "abort"]),
         f"{iteration.padding} padding {_plural('row', iteration.padding)}" if iteration.padding else "",
         f"{len(iteration.waiting)} waiting" if iteration.waiting else "",
@@ -48,14 +56,20 @@ def _list(phrases: Iterable[str]) -> str:
     return ", ".join(phrases[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _entry(request_id: str, row: int, before: str | None) -> str:
+def _entry(request_id: str, row: int, before: str | None, cached: int) -> str:
+    found = f" with {cached} cached tokens" if cached else ""
     if before in (None, request_id):
-        return f"{label(request_id)} admitted into {'batch slot' if before is None else 'its old batch slot'} {row}"
-    return f"{label(request_id)} admitted into {label(before)}'s batch slot"
+        place = "batch slot" if before is None else "its old batch slot"
+        return f"{label(request_id)} admitted into {place} {row}{found}"
+    return f"{label(request_id)} admitted into {label(before)}'s batch slot{found}"
 
 
-def _ending(event: Event) -> str:
-    return f"{label(event.request_id)} finished" + (f" ({event.detail})" if event.detail else "")
+def _ending(event: Event, held: Holding | None, trace: Trace) -> str:
+    said = [event.detail] if event.detail else []
+    if held is not None:
+        size = held.reserved // trace.block_size
+        said.append(f"gives back {size} {_plural('slot' if trace.block_size == 1 else 'block', size)}")
+    return f"{label(event.request_id)} finished" + (f" ({', '.join(said)})" if said else "")
 
 
 def _work(trace: Trace, iteration: Iteration) -> str:
@@ -64,13 +78,17 @@ def _work(trace: Trace, iteration: Iteration) -> str:
     for span in iteration.spans:
         phase = trace.phase(span)
         spans[phase] += 1
-        tokens[phase] += span.n_tokens
+        tokens[phase] += span.n_tokens - span.draft
     parts = []
     for phase, count in spans.items():
         size = "" if phase == "decode" else f" ({tokens[phase]} {_plural('token', tokens[phase])})"
         parts.append(f"{count} {_plural(phase, count)}{size}")
+    guesses = sum(span.draft for span in iteration.spans)
+    if guesses:
+        right = guesses - sum(span.rejected for span in iteration.spans)
+        parts.append(f"{guesses} {_plural('guess', guesses)}, {right} right")
     return ", ".join(parts) or "nothing ran"
 
 
 def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
+    return word if count == 1 else f"{word}es" if word.endswith("s") else f"{word}s"

@@ -4,49 +4,66 @@ What is sent, and nothing else is drawn:
 
     {"palette": [colour, ...], "phases": PHASES,
      "requests": [[id, label], ...],          all engines together, so that one request has one colour everywhere
+     "texts": [text, ...],                    each text that a token added, once
+     "views", "iteration",                    what is shown at first (Player adds these)
      "engines": [{
-        "name", "slots",                      slots: batch slots, the rows of the picture
+        "name", "slots",                      slots: batch slots, the rows of the slot timeline
         "time", "duration",                   seconds, one per iteration
         "padding", "budget",                  tokens, one per iteration; a budget may be None
         "runs": [[row, request, phase, iteration, length, start, n_tokens, tokens, draft, recomputed], ...],
         "held": [[row, request, first, end], ...],       in the batch, but no tokens of the budget were left for it
         "preempted": [[row, request, first, end], ...],  its old row, until it or another request runs there
-        "waiting": [[iteration, left, [request, ...]], ...],  the queue, where it differs from the iteration before:
-                                                         its first `left` requests are gone, these stand at its end
-        "events": [[iteration, kind, request, detail], ...],
-        "records": {request: [prompt tokens, max_tokens, arrival, priority]},
-        "pieces": {request: [text of each emitted token]},
+        "batch": [[iteration, gone, come], ...],         who ran, in batch order, where it differs from before
+        "waiting": [[iteration, gone, come], ...],       who waited, in queue order, likewise
+        "events": [[iteration, kind, request, detail, cached], ...],
+        "stalls": [[first, end, times, [request, ...]], ...],  from a token in `first` to the next one in `end`, that is
+                                                         `times` the usual gap
+        "records": {request: [prompt tokens, max_tokens, arrival, priority, ttft target, tbt target, prompt text]},
+        "pieces": {request: [index into texts of each emitted token]},
+        "diverged": {request: [index, token, text]},     the first token other than expected, and what was expected
+        "num_slots", "block_size", "contiguous",         the arena
+        "memory": [[request, first, end, parts, used], ...],  see memory_map.py
         "captions": [sentence per iteration]}]}
 
 `request` is an index into `requests`, `phase` one into `phases`. A run is `length` iterations in which one request
 went on in the same way: `n_tokens` tokens each, the first at position `start`, of which the last `draft` were guesses
 and `recomputed` had been computed before. `tokens` has what each iteration emitted: a token id, a list of several, or
-None. Runs, and not cells, because 64 slots x 2,000 iterations must stay below 2 MB.
+None. `gone` and `come` change a list: those requests leave it, and then each [place, request] comes in at its place.
+Runs and changes, and not cells, because 64 slots x 2,000 iterations must stay below 2 MB.
 """
 
-import heapq
 import json
-from collections import defaultdict
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, pairwise
+from statistics import median
 
-from tinyengine.trace import Event, Iteration, Trace
-from visualizers.captions import captions, label
+from tinyengine.trace import RequestRecord, Trace
+from visualizers.captions import Stall, captions, label
+from visualizers.memory_map import holdings
+from visualizers.rows import Rows
 
 PHASES = ("prefill", "chunk", "decode", "recompute")
 # Okabe and Ito's colour-blind-safe hues, ordered so that neighbours differ in lightness too.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+STALL = 3.0  # times the run's median gap between two tokens of a request, where its user was promised nothing
+PROMPT = 240  # characters of a prompt that are sent
+
+Expected = Trace | Mapping[str, Sequence[int]]  # a trace, or token ids by request id
 
 
-def build(traces: dict[str, Trace]) -> dict:
-    """The data of one picture: one engine per named trace."""
+def build(traces: dict[str, Trace], expected: Expected | None = None) -> dict:
+    """The data of one picture: one engine per named trace. expected: what each request's tokens should be."""
     # Of the events too: a request can be aborted before it has arrived.
     ids = list(dict.fromkeys(chain.from_iterable(_ids(trace) for trace in traces.values())))
     index = {request_id: number for number, request_id in enumerate(ids)}
+    texts: dict[str, int] = {}
+    engines = [_engine(name, trace, index, texts, expected) for name, trace in traces.items()]
     return {
         "palette": list(PALETTE),
         "phases": list(PHASES),
         "requests": [[request_id, label(request_id)] for request_id in ids],
-        "engines": [_engine(name, trace, index) for name, trace in traces.items()],
+        "texts": list(texts),
+        "engines": engines,
     }
 
 
@@ -55,13 +72,15 @@ def _ids(trace: Trace) -> list[str]:
 
 
 def to_json(data: dict) -> str:
-    """ASCII text, safe inside a <script> element: no "<" is left in it."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    """ASCII text, also where a name is half of a surrogate pair."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False)
 
 
-def _engine(name: str, trace: Trace, index: dict[str, int]) -> dict:
+def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int], expected: Expected | None) -> dict:
     rows = Rows(trace)
-    records = trace.requests.values()
+    gaps = _gaps(trace)
+    stalls = _stalls(trace, gaps)
+    pieces = {index[key]: [texts.setdefault(piece, len(texts)) for piece in own] for key, own in trace.pieces.items()}
     return {
         "name": name,
         "slots": max(trace.max_num_seqs, rows.count),
@@ -72,94 +91,29 @@ def _engine(name: str, trace: Trace, index: dict[str, int]) -> dict:
         "runs": _runs(trace, rows, index),
         "held": [[row, index[who], first, end] for row, who, first, end in rows.held],
         "preempted": [[row, index[who], first, end] for row, who, first, end in rows.preempted],
-        "waiting": _waiting(trace.iterations, index),
-        "events": [[event.iteration, event.kind, index[event.request_id], event.detail] for event in trace.events],
-        "records": {index[r.request_id]: [r.num_prompt_tokens, r.max_tokens, r.arrival, r.priority] for r in records},
-        "pieces": {index[request_id]: pieces for request_id, pieces in trace.pieces.items()},
-        "captions": captions(trace, rows.entered),
+        "batch": _changes([[index[span.request_id] for span in i.spans] for i in trace.iterations]),
+        "waiting": _changes([[index[request_id] for request_id in i.waiting] for i in trace.iterations]),
+        "events": [[e.iteration, e.kind, index[e.request_id], e.detail, e.cached] for e in trace.events],
+        "stalls": [[first, end, times, [index[who] for who in ids]] for first, end, times, ids in stalls],
+        "records": {index[record.request_id]: _record(record) for record in trace.requests.values()},
+        "pieces": pieces,
+        "diverged": {index[key]: place for key, place in _diverged(trace, expected).items()},
+        "num_slots": trace.num_slots,
+        "block_size": trace.block_size,
+        "contiguous": trace.contiguous,
+        "memory": holdings(trace, index),
+        "captions": captions(trace, rows.entered, stalls),
     }
 
 
-class Rows:
-    """Which row of the picture each span lies in. A trace does not say: a batch slot is a place in a picture.
-
-    A request takes the lowest free row at its first span and keeps it until it finishes, aborts or is preempted. So
-    the holes of static batching need no rule of their own: nobody takes a row before the batch has ended.
-
-    of: per iteration, the row of each span, in the order of the spans.
-    entered: per iteration, {request id: (row, id of the request that had the row before, or None)}.
-    held, preempted: (row, request id, first iteration, end iteration) stretches without a span.
-    """
-
-    def __init__(self, trace: Trace):
-        self.count = 0
-        self.of: list[list[int]] = []
-        self.entered: list[dict[str, tuple[int, str | None]]] = []
-        self.held: list[tuple[int, str, int, int]] = []
-        self.preempted: list[tuple[int, str, int, int]] = []
-        self._free: list[int] = []
-        self._row: dict[str, int] = {}
-        self._owner: dict[int, str] = {}  # the last request in each row, also after it has left
-        self._ran: dict[str, int] = {}  # the iteration after its latest span
-        self._lost: dict[str, tuple[int, int]] = {}  # preempted and not back: (row, since)
-        events = _by_iteration(trace.events)
-        for number, iteration in enumerate(trace.iterations):
-            self._step(number, iteration, events[number])
-        for request_id in list(self._row):
-            self._leave(request_id, len(trace.iterations))
-        for request_id in list(self._lost):
-            self._found(request_id, len(trace.iterations))
-
-    def _step(self, number: int, iteration: Iteration, events: list[Event]):
-        for event in events:
-            if event.kind == "preempt" and event.request_id in self._row:
-                self._lost[event.request_id] = (self._leave(event.request_id, number), number)
-        self.entered.append({})
-        for span in iteration.spans:
-            if span.request_id not in self._row:
-                self._enter(span.request_id, number)
-            elif (ran := self._ran[span.request_id]) < number:
-                self.held.append((self._row[span.request_id], span.request_id, ran, number))
-            self._ran[span.request_id] = number + 1
-        self.of.append([self._row[span.request_id] for span in iteration.spans])
-        for event in events:
-            if event.kind in ("finish", "abort"):
-                self._leave(event.request_id, number + 1)
-                self._found(event.request_id, number + 1)
-
-    def _enter(self, request_id: str, number: int):
-        if self._free:
-            row = heapq.heappop(self._free)
-        else:
-            row, self.count = self.count, self.count + 1
-        before = self._owner.get(row)
-        self._found(request_id, number)
-        self._found(before, number)
-        self._row[request_id], self._owner[row] = row, request_id
-        self.entered[-1][request_id] = (row, before)
-
-    def _leave(self, request_id: str, number: int) -> int | None:
-        """Free its row from iteration `number` on."""
-        row = self._row.pop(request_id, None)
-        if row is None:
-            return None
-        heapq.heappush(self._free, row)
-        if (ran := self._ran[request_id]) < number:
-            self.held.append((row, request_id, ran, number))
-        return row
-
-    def _found(self, request_id: str | None, number: int):
-        """Its old row no longer stands empty for it: it is back, or another request has the row."""
-        row, since = self._lost.pop(request_id, (None, number))
-        if since < number:
-            self.preempted.append((row, request_id, since, number))
-
-
-def _by_iteration(events: list[Event]) -> dict[int, list[Event]]:
-    found = defaultdict(list)
-    for event in events:
-        found[event.iteration].append(event)
-    return found
+def _record(record: RequestRecord) -> list:
+    text = record.prompt
+    if text is not None and len(text) > PROMPT:
+        text = f"{text[: PROMPT // 2]} … {text[-PROMPT // 2 :]}"
+    return [
+        *(record.num_prompt_tokens, record.max_tokens, record.arrival, record.priority),
+        *(record.ttft_target, record.tbt_target, text),
+    ]
 
 
 def _runs(trace: Trace, rows: Rows, index: dict[str, int]) -> list[list]:
@@ -183,64 +137,68 @@ def _short(tokens: tuple[int, ...]) -> int | list[int] | None:
     return list(tokens) if len(tokens) > 1 else next(iter(tokens), None)
 
 
-def _waiting(iterations: list[Iteration], index: dict[str, int]) -> list[list]:
-    changes, before = [], ()
-    for number, iteration in enumerate(iterations):
-        now = iteration.waiting
-        if now != before:
-            left = before.index(now[0]) if now and now[0] in before else len(before)
-            if now[: len(before) - left] != before[left:]:
-                left = len(before)  # not first come, first served: send the whole queue
-            changes.append([number, left, [index[request_id] for request_id in now[len(before) - left :]]])
-            before = now
+def _changes(lists: Iterable[list[int]]) -> list[list]:
+    """What turns each list into the next one; the first begins as []."""
+    changes, before = [], []
+    for number, now in enumerate(lists):
+        if now == before:
+            continue
+        still, was = set(now), set(before)
+        stay = [request for request in before if request in still]
+        if stay != [request for request in now if request in was]:
+            stay, was = [], set()  # those who stay have changed places: all leave and come
+        left = [request for request in before if request not in still] if stay else before
+        come = [[place, request] for place, request in enumerate(now) if request not in was]
+        changes.append([number, left, come])
+        before = now
     return changes
 
 
-# What a picture says in numbers, from the very dict that it is drawn from.
+def _gaps(trace: Trace) -> list[tuple[str, int, int, float]]:
+    """(request id, iteration of a token, iteration of its next one, seconds between them)."""
+    came: dict[str, list[int]] = {}
+    for number, iteration in enumerate(trace.iterations):
+        for span in iteration.spans:
+            if span.tokens:
+                came.setdefault(span.request_id, []).append(number)
+    ends = [iteration.end for iteration in trace.iterations]
+    return [(key, i, j, ends[j] - ends[i]) for key, numbers in came.items() for i, j in pairwise(numbers)]
 
 
-def running(engine: dict) -> list[int]:
-    """Requests that ran, per iteration."""
-    counts = [0] * len(engine["time"])
-    for _, _, _, first, length, *_ in engine["runs"]:
-        for number in range(first, first + length):
-            counts[number] += 1
-    return counts
+def _stalls(trace: Trace, gaps: list[tuple[str, int, int, float]]) -> list[Stall]:
+    """Gaps longer than was promised, or, without a promise, than STALL times the median gap."""
+    usual = median([gap for *_, gap in gaps] or [0.0])
+    stalls: dict[tuple[int, int], Stall] = {}
+    for request_id, first, end, gap in gaps:
+        promised = trace.requests[request_id].tbt_target
+        if gap > (STALL * usual if promised is None else promised):
+            times = round(gap / usual, 1) if usual else 0.0
+            stalls.setdefault((first, end), (first, end, times, []))[3].append(request_id)
+    return sorted(stalls.values(), key=lambda stall: stall[1])
 
 
-def waiting(engine: dict) -> list[list[int]]:
-    """The queue, per iteration."""
-    queues, queue = [], []
-    changes = {first: (left, more) for first, left, more in engine["waiting"]}
-    for number in range(len(engine["time"])):
-        left, more = changes.get(number, (0, []))
-        queue = queue[left:] + more
-        queues.append(queue)
-    return queues
+def _diverged(trace: Trace, expected: Expected | None) -> dict[str, list]:
+    """[index, expected token, its text] of each request whose tokens are not the expected ones; None past their end."""
+    if expected is None:
+        return {}
+    right = _emitted(expected) if isinstance(expected, Trace) else expected
+    pieces = expected.pieces if isinstance(expected, Trace) else {}
+    ended = {event.request_id for event in trace.events if event.kind == "finish"}
+    found = {}
+    for request_id, tokens in _emitted(trace).items():
+        if request_id not in right:
+            continue
+        wanted = list(right[request_id])
+        place = next((n for n, (a, b) in enumerate(zip(tokens, wanted)) if a != b), min(len(tokens), len(wanted)))
+        if place < len(tokens) or (place < len(wanted) and request_id in ended):
+            texts = pieces.get(request_id, [])
+            found[request_id] = [place, *(part[place] if place < len(part) else None for part in (wanted, texts))]
+    return found
 
 
-def tokens_out(engine: dict) -> list[int]:
-    """Tokens emitted, per iteration."""
-    counts = [0] * len(engine["time"])
-    for _, _, _, first, _, _, _, tokens, *_ in engine["runs"]:
-        for number, emitted in enumerate(tokens, first):
-            counts[number] += 0 if emitted is None else len(emitted) if isinstance(emitted, list) else 1
-    return counts
-
-
-def figures(engine: dict, iteration: int | None = None) -> dict:
-    """The readout at the playhead: iterations 0 to `iteration`, that one included (None: all of them).
-
-    occupancy: busy slot-steps / slot-steps, 0 to 1, or None where no iteration ran.
-    """
-    stop = len(engine["time"]) if iteration is None else iteration + 1
-    busy, slot_steps = sum(running(engine)[:stop]), engine["slots"] * min(stop, len(engine["time"]))
-    return {
-        "iterations": min(stop, len(engine["time"])),
-        "running": running(engine)[:stop][-1] if slot_steps else 0,
-        "waiting": len(waiting(engine)[:stop][-1]) if slot_steps else 0,
-        "idle_slot_steps": slot_steps - busy,
-        "padding": sum(engine["padding"][:stop]),
-        "tokens_out": sum(tokens_out(engine)[:stop]),
-        "occupancy": busy / slot_steps if slot_steps else None,
-    }
+def _emitted(trace: Trace) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in trace.requests}
+    for iteration in trace.iterations:
+        for span in iteration.spans:
+            tokens[span.request_id].extend(span.tokens)
+    return tokens

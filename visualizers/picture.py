@@ -4,7 +4,7 @@ import io
 import warnings
 from itertools import groupby
 
-from visualizers import frames
+from visualizers.figures import figures as _figures
 
 WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and sharp on dense screens
 SHARE = 0.922  # of the width, for the cells
@@ -45,7 +45,7 @@ def draw(data: dict) -> bytes:
 
 
 def title(engine: dict) -> str:
-    figures = frames.figures(engine)
+    figures = _figures(engine)
     if not figures["iterations"]:
         return f"{engine['name']}: no iteration ran"
     return (

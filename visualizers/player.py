@@ -1,6 +1,8 @@
 """What `show` and `compare` return: one picture in three forms (widget, one HTML file, PNG), all from one dict."""
 
 import base64
+import gzip
+from collections.abc import Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -8,11 +10,13 @@ from pathlib import Path
 from tinyengine.trace import Trace
 from visualizers import frames
 
+VIEWS = ("slots", "batch", "requests", "memory", "text", "flat")
 MOST_ENGINES = 6  # one for each stage of the course
 STATIC = Path(__file__).parent / "static"
 STYLE = (STATIC / "player.css").read_text(encoding="utf-8")
-# Four files to be read one at a time, joined into the one ES module that anywidget and a page without a server need.
-SCRIPT = "\n".join((STATIC / f"{part}.js").read_text(encoding="utf-8") for part in ("data", "style", "views", "player"))
+# Files to be read one at a time, joined into the one ES module that anywidget and a page without a server need.
+PARTS = "data memory style strip slots batch lifecycles arena stream flat controls player".split()
+SCRIPT = "\n".join((STATIC / f"{part}.js").read_text(encoding="utf-8") for part in PARTS)
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -27,10 +31,10 @@ PAGE = """<!doctype html>
 </head>
 <body class="te-page">
 <main id="player"></main>
-<script type="application/json" id="data">{data}</script>
+<script type="text/plain" id="data">{data}</script>
 <script type="module">
 {script}
-mount(document.getElementById("player"), document.getElementById("data").textContent);
+mount(document.getElementById("player"), await unpacked(document.getElementById("data").textContent));
 </script>
 </body>
 </html>
@@ -38,22 +42,41 @@ mount(document.getElementById("player"), document.getElementById("data").textCon
 
 
 class Player:
-    """A picture of one to six traces. Raises ValueError for any other number, TypeError for what is no Trace."""
+    """A picture of one to six traces.
 
-    def __init__(self, traces: dict[str, Trace]):
+    views: what is shown at first, of VIEWS; each has a button. iteration: where the playhead is at first (None: at the
+    end). expected: what each request's tokens should be, to mark the first wrong one.
+    Raises ValueError for another number of traces, an unknown view or an iteration that is not there, TypeError for
+    what is no Trace.
+    """
+
+    def __init__(
+        self,
+        traces: dict[str, Trace],
+        views: Sequence[str] = ("slots",),
+        iteration: int | None = None,
+        expected: frames.Expected | None = None,
+    ):
         if not 1 <= len(traces) <= MOST_ENGINES:
             raise ValueError(f"a picture shows 1 to {MOST_ENGINES} traces, but {len(traces)} were given")
         for name, trace in traces.items():
             if not isinstance(trace, Trace):
                 raise TypeError(f"{name} is a {type(trace).__name__}, but a Trace is needed (engine.trace)")
-        self.data = frames.build(traces)
+        views = [views] if isinstance(views, str) else list(views)
+        unknown = [view for view in views if view not in VIEWS]
+        if unknown or not views:
+            raise ValueError(f"views is {views!r}, but the views are {', '.join(VIEWS)}")
+        longest = max(len(trace.iterations) for trace in traces.values())
+        if iteration is not None and not 0 <= iteration < longest:
+            raise ValueError(f"iteration is {iteration!r}, but the traces have iterations 0 to {longest - 1}")
+        self.data = {**frames.build(traces, expected), "views": views, "iteration": iteration}
 
     def to_html(self, path: str | Path) -> Path:
         """Write the interactive picture as one file that needs no kernel and no network."""
         page = PAGE.format(
             title=escape(f"tinyengine: {self._names}"),
             css=STYLE,
-            data=frames.to_json(self.data),
+            data=base64.b64encode(gzip.compress(frames.to_json(self.data).encode("ascii"), mtime=0)).decode("ascii"),
             script=SCRIPT,
         )
         path = Path(path)

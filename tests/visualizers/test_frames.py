@@ -1,5 +1,7 @@
 """The dict that is drawn says what the trace says, for hand-made traces and for random ones."""
 
+import base64
+import gzip
 import json
 import random
 import re
@@ -13,6 +15,7 @@ from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
 from visualizers import compare, frames, show
 from visualizers.captions import label
+from visualizers.figures import figures, waiting
 
 
 def engine_of(trace: Trace) -> dict:
@@ -44,8 +47,8 @@ def test_static_batching_keeps_its_holes_and_orca_fills_them():
     orca = engine_of(run(Orca, sized((2, 2), (1, 4), (3, 2)), 2))
     assert owners(static) == {(0, 0): 0, (1, 0): 1, (0, 1): 0, (1, 1): 1, (1, 2): 1, (1, 3): 1, (0, 4): 2, (0, 5): 2}
     assert owners(orca) == {(0, 0): 0, (1, 0): 1, (0, 1): 0, (1, 1): 1, (0, 2): 2, (1, 2): 1, (0, 3): 2, (1, 3): 1}
-    assert (frames.figures(static)["idle_slot_steps"], frames.figures(static)["occupancy"]) == (4, 8 / 12)
-    assert (frames.figures(orca)["idle_slot_steps"], frames.figures(orca)["occupancy"]) == (0, 1)
+    assert (figures(static)["idle_slot_steps"], figures(static)["occupancy"]) == (4, 8 / 12)
+    assert (figures(orca)["idle_slot_steps"], figures(orca)["occupancy"]) == (0, 1)
 
 
 def test_chunks_a_preemption_and_a_request_without_budget():
@@ -88,14 +91,15 @@ def test_captions_are_plain_words():
     assert engine["captions"][4] == "iteration 4: r1 preempted; 1 chunk (2 tokens); 1 waiting"
     assert engine["captions"][5] == (
         "iteration 5: r1 admitted into r0's batch slot; 1 recompute (4 tokens), 1 decode; "
-        "r1 finished (length); r2 aborted"
+        "r1 stalled (4 times the usual gap); r1 finished (length); r2 aborted"
     )
 
 
 def test_many_names_are_counted():
     engine = engine_of(run(Static, sized(*[(1, 1)] * 5), 5))
     assert "r0 admitted into batch slot 0, r1 admitted into batch slot 1 and 3 more" in engine["captions"][0]
-    assert "r0 finished (length), r1 finished (length) and 3 more" in engine["captions"][0]
+    ended = "r0 finished (length, gives back 2 slots), r1 finished (length, gives back 2 slots) and 3 more"
+    assert ended in engine["captions"][0]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ def assert_tells_the_truth(trace: Trace):
         assert trace.phase(span) == data["phases"][phase]
         told[number].add(span)
     assert [told[number] for number in told] == [set(iteration.spans) for iteration in trace.iterations]
-    assert [tuple(ids[r] for r in queue) for queue in frames.waiting(engine)] == [i.waiting for i in trace.iterations]
+    assert [tuple(ids[r] for r in queue) for queue in waiting(engine)] == [i.waiting for i in trace.iterations]
     for row, _, first, end in engine["held"] + engine["preempted"]:
         assert first < end and not any((row, number) in drawn for number in range(first, end))
     assert_figures(trace, engine)
@@ -161,7 +165,7 @@ def assert_figures(trace: Trace, engine: dict):
         past = trace.iterations[: last + 1]
         busy = sum(len(iteration.spans) for iteration in past)
         slot_steps = trace.max_num_seqs * len(past)
-        assert frames.figures(engine, last) == {
+        assert figures(engine, last) == {
             "iterations": last + 1,
             "running": len(past[-1].spans),
             "waiting": len(past[-1].waiting),
@@ -183,8 +187,8 @@ def test_a_picture_never_lies(trace):
 def test_the_page_carries_the_data_whatever_the_text(tmp_path_factory, one, two):
     player = compare(one=one, two=two)
     page = player.to_html(tmp_path_factory.mktemp("page") / "page.html").read_text(encoding="utf-8")
-    (sent,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert json.loads(sent) == json.loads(json.dumps(player.data))
+    (sent,) = re.findall(r'<script type="text/plain" id="data">(.*?)</script>', page, re.DOTALL)
+    assert json.loads(gzip.decompress(base64.b64decode(sent))) == json.loads(json.dumps(player.data))
     assert page.count("</script>") == 2
 
 

@@ -7,7 +7,8 @@ from trace_samples import CHUNKS, requests, run, wander
 
 from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import RequestRecord, Trace
-from visualizers import compare, frames, show
+from visualizers import compare, show
+from visualizers.figures import figures as at_playhead
 
 pytestmark = pytest.mark.browser
 
@@ -36,6 +37,7 @@ def open_page(browser, tmp_path):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(player.to_html(tmp_path / f"{len(pages)}.html").as_uri())
         pages.append(page)
+        page.locator(".te-player").wait_for()
         settle(page)
         if rewind:
             page.get_by_test_id("scrub").press("Home")
@@ -203,7 +205,7 @@ def test_the_readouts_are_the_figures_of_the_trace(open_page, two):
         scrub(page, at)
         for number, engine in enumerate(two.data["engines"]):
             here = min(at, len(engine["time"]) - 1)
-            figures, row = frames.figures(engine, here), page.locator("tr[data-engine]").nth(number)
+            figures, row = at_playhead(engine, here), page.locator("tr[data-engine]").nth(number)
             shown = {name: row.get_by_test_id(name).inner_text() for name in ("iteration", "running", *names)}
             assert shown == {name: str(figures[key]) for name, key in names.items()} | {
                 "iteration": f"{here} of {len(engine['time']) - 1}",
@@ -228,7 +230,7 @@ def test_exactly_the_busy_cells_are_coloured(open_page, trace):
     held = {f"{row},{i}" for row, _, first, end in engine["held"] for i in range(first, end)}
     assert len(colours) == engine["slots"] * len(engine["time"])
     assert {cell for cell, colour in colours.items() if colour[3]} - held == busy
-    assert page.get_by_test_id("idle").inner_text() == str(frames.figures(engine)["idle_slot_steps"])
+    assert page.get_by_test_id("idle").inner_text() == str(at_playhead(engine)["idle_slot_steps"])
 
 
 def test_the_future_is_faint(open_page):

@@ -58,18 +58,18 @@ def run(make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, stage
     for request in work:
         scheduler.add(request)
         trace.arrive(request)
-    time = 0.0
+    time, chance = 0.0, random.Random(0)
     while plan := scheduler.schedule():
         widest = max(n_tokens for _, n_tokens in plan)
         padding = widest * scheduler.rows(plan) - sum(n_tokens for _, n_tokens in plan)
         duration = 0.001 + 0.00002 * widest * scheduler.rows(plan)
-        tokens = [7] * len(plan)
+        tokens = [chance.randrange(1000) for _ in plan]
         waiting = tuple(request.request_id for request in scheduler.waiting)
         trace.record(
             plan, tokens, scheduler.memory.holdings(), time=time, duration=duration, waiting=waiting, padding=padding
         )
         for token in scheduler.commit(plan, tokens):
-            trace.pieces.setdefault(token.request.request_id, []).append(" word")
+            trace.pieces.setdefault(token.request.request_id, []).append(f" word{token.token_id}")
             if token.finish_reason:
                 trace.event("finish", token.request.request_id, token.finish_reason)
         time += duration

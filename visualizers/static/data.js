@@ -1,5 +1,5 @@
-// Part 1 of 4 of the player: what visualizers/frames.py sent (its docstring describes it), indexed, and the common clock.
-// The parts are joined into one ES module by visualizers/player.py: data, style, views, player. No dependency.
+// The first part of the player: what visualizers/frames.py sent (its docstring describes it), indexed, and the common
+// clock. visualizers/player.py joins the files of this folder into one ES module. No dependency.
 
 // One request going on in the same way for some iterations.
 class Run {
@@ -28,8 +28,9 @@ class Run {
 }
 
 class Engine {
-  constructor(sent) {
+  constructor(sent, texts) {
     Object.assign(this, sent);
+    this.texts = texts;
     this.runs = sent.runs.map((run) => new Run(run));
     this.count = this.time.length;
     this.cells = new Int32Array(this.slots * this.count).fill(-1); // index of the run in each cell
@@ -37,8 +38,10 @@ class Engine {
     this.emitted = new Int32Array(this.count);
     this.runs.forEach((run, number) => this.enter(run, number));
     this.stays = staysOf(this.runs, this.held);
-    this.queueChanges = this.waiting.map((change) => change[0]);
-    this.queues = queuesOf(this.waiting);
+    this.queues = new Lists(this.waiting);
+    this.batches = new Lists(this.batch);
+    this.lives = livesOf(this);
+    this.memoryMap = new MemoryMap(this);
     const arrivals = Object.values(this.records).map((record) => record[2]);
     this.origin = [...arrivals, ...this.time].reduce((a, b) => Math.min(a, b), Infinity);
     this.busySoFar = sums(this.running);
@@ -58,9 +61,17 @@ class Engine {
     return this.runs[this.cells[row * this.count + i]];
   }
 
+  runOf(request, i) {
+    return this.lives.get(request)?.runs.find((run) => run.first <= i && i < run.end);
+  }
+
   queue(i) {
-    const place = after(this.queueChanges, i) - 1;
-    return place < 0 ? [] : this.queues[place];
+    return this.queues.at(i);
+  }
+
+  // The text that a request's tokens [first, end) added.
+  text(request, first, end) {
+    return (this.pieces[request] ?? []).slice(first, end).map((piece) => this.texts[piece]).join("");
   }
 
   figures(i) {
@@ -76,9 +87,66 @@ class Engine {
   }
 }
 
-function queuesOf(changes) {
-  let queue = [];
-  return changes.map(([, left, more]) => (queue = [...queue.slice(left), ...more]));
+// A list that changes: who waits, or who runs. frames.py sends the changes.
+class Lists {
+  constructor(changes) {
+    let now = [];
+    this.starts = changes.map((change) => change[0]);
+    this.values = changes.map(([, gone, come]) => {
+      const left = new Set(gone);
+      now = now.filter((request) => !left.has(request));
+      if (come.length === 1) now.splice(come[0][0], 0, come[0][1]);
+      else if (come.length) now = merge(now, come);
+      return now;
+    });
+  }
+
+  at(i) {
+    return this.values[after(this.starts, i) - 1] ?? [];
+  }
+}
+
+// The newcomers [place, request], in order of their places, among those who stayed.
+function merge(stayed, come) {
+  const merged = [], rest = stayed.values();
+  let next = 0;
+  while (merged.length < stayed.length + come.length) {
+    if (next < come.length && come[next][0] === merged.length) merged.push(come[next++][1]);
+    else merged.push(rest.next().value);
+  }
+  return merged;
+}
+
+// What became of each request, in order of arrival: {request, arrive, runs, came, first, worst, end, kind}.
+// arrive, first (the first token), end: iterations. came: the iterations of its tokens, with repeats. worst: the two
+// iterations with its longest gap between two tokens.
+function livesOf(engine) {
+  const lives = new Map(), life = (request) => {
+    if (!lives.has(request)) lives.set(request, { request, arrive: 0, runs: [], came: [], end: null, kind: null });
+    return lives.get(request);
+  };
+  for (const [i, kind, request] of engine.events) {
+    if (kind === "arrive") life(request).arrive = i;
+    if (kind === "finish" || kind === "abort") Object.assign(life(request), { end: i, kind });
+  }
+  Object.keys(engine.records).forEach((request) => life(+request));
+  for (const run of engine.runs) {
+    const own = life(run.request);
+    own.runs.push(run);
+    for (let i = run.first; i < run.end; i++) for (let n = run.emitted(i).length; n; n--) own.came.push(i);
+  }
+  const done = (i) => engine.time[i] + engine.duration[i];
+  for (const own of lives.values()) {
+    own.first = own.came[0] ?? null;
+    own.ttft = own.first === null ? null : done(own.first) - (engine.records[own.request]?.[2] ?? 0);
+    own.worst = null;
+    own.gap = 0;
+    for (let n = 1; n < own.came.length; n++) {
+      const gap = done(own.came[n]) - done(own.came[n - 1]);
+      if (gap > own.gap) [own.gap, own.worst] = [gap, [own.came[n - 1], own.came[n]]];
+    }
+  }
+  return lives;
 }
 
 const sums = (counts) => {

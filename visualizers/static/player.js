@@ -1,56 +1,36 @@
-// Part 4 of 4 of the player: the playhead, the controls and the readouts. anywidget calls the default export's render,
-// the one-file page calls mount(element, text).
-
-const NARROWEST = 3, WIDEST = 96; // px per iteration: below, the window scrolls; above, cells only waste space
-const SPEEDS = [1, 2, 5, 10, 20, 50, 100, 200]; // iterations per second
-const ICONS = {
-  play: "M4 2l10 6-10 6z", pause: "M4 2h3v12H4zM9 2h3v12H9z",
-  back: "M3 2h2v12H3zM13 2v12L6 8z", forward: "M11 2h2v12h-2zM3 2v12l7-6z",
-  previous: "M8 2v12L1 8zM15 2v12L8 8z", next: "M1 2v12l7-6zM8 2v12l7-6z",
-  out: "M2 7h12v2H2z", in: "M2 7h12v2H2zM7 2h2v12H7z",
-};
-
-const icon = (name) => `<svg viewBox="0 0 16 16" aria-hidden="true"><path d="${ICONS[name]}"/></svg>`;
-const button = (act, name, title) =>
-  `<button type="button" data-act="${act}" title="${title}" aria-label="${title}">${icon(name)}</button>`;
-const select = (name, text, options = "") =>
-  `<label>${text}<select data-testid="${name}" aria-label="${text}">${options}</select></label>`;
-const HELP = "Keys: Space plays and pauses, Left and Right step, Shift+Left and Shift+Right jump between events, "
-  + "Home and End go to the ends, plus and minus zoom, Escape follows all requests.";
-const CONTROLS = `
-<div class="te-bar">
-  <span class="te-buttons">
-    ${button("previous", "previous", "Previous event (Shift+Left)")}${button("back", "back", "Step back (Left)")}
-    ${button("play", "play", "Play (Space)")}
-    ${button("forward", "forward", "Step forward (Right)")}${button("next", "next", "Next event (Shift+Right)")}
-  </span>
-  <input type="range" min="0" value="0" data-testid="scrub" aria-label="Playhead">
-  <output class="te-readout" data-testid="position"></output>
-</div>
-<div class="te-bar te-options">
-  ${select("speed", "speed", SPEEDS.map((n) => `<option value="${n}">${n} iteration${n > 1 ? "s" : ""}/s</option>`).join(""))}
-  ${select("follow", "follow", '<option value="">all</option>')}
-  ${select("clock", "clock", '<option value="iteration">iterations</option><option value="time">time</option>')}
-  <span class="te-buttons"><span class="te-name">zoom</span>${button("out", "out", "Zoom out (minus)")}${button("in", "in", "Zoom in (plus)")}</span>
-</div>`;
-const FIGURES = [
-  ["iteration", "iteration"], ["running", "running"], ["waiting", "waiting"], ["idle", "idle slot-steps so far"],
-  ["padding", "padding rows so far"], ["tokens", "tokens out so far"],
-];
+// The player: the playhead, and what the user does. anywidget calls the default export's render, the one-file page calls
+// mount(element, text).
 
 class Player {
   constructor(host, text) {
-    this.data = JSON.parse(text);
-    this.labels = this.data.requests.map((request) => request[1]);
-    this.engines = this.data.engines.map((sent) => new Engine(sent));
-    this.longest = Math.max(...this.engines.map((engine) => engine.count));
-    Object.assign(this, { position: 0, playing: false, follow: null, zoom: 0, version: 0, from: 0, pending: 0 });
+    Object.assign(this, { position: 0, playing: false, follow: null, zoom: 0, version: 0, from: 0, pending: 0, jumps: JUMP_TO[0][0] });
+    this.load(text);
     this.speed = SPEEDS.find((speed) => speed >= this.longest / 25) ?? SPEEDS.at(-1);
-    this.strips = this.engines.flatMap((_, e) => VIEWS.map((view) => new Strip(this, e, view)));
+    this.views = new Set(this.data.views);
     this.build(host);
     this.setClock("iteration");
-    this.move(this.axis.last); // before anybody presses play, the whole run is there to be read
+    // Before anybody presses play, the whole run is there to be read.
+    this.move(this.data.iteration === null ? this.axis.last : this.data.iteration);
     this.watch();
+  }
+
+  load(text) {
+    this.data = JSON.parse(text);
+    this.labels = this.data.requests.map((request) => request[1]);
+    this.engines = this.data.engines.map((sent) => new Engine(sent, this.data.texts));
+    this.longest = Math.max(...this.engines.map((engine) => engine.count));
+  }
+
+  // New data of the same run, which goes on: the playhead stays where it is, or at the end if it was there.
+  update(text) {
+    const atEnd = this.position >= this.axis.last, kept = this.position;
+    this.load(text);
+    const follow = this.find("follow");
+    this.labels.slice(follow.length - 1).forEach((label, n, more) => follow.add(new Option(label, this.labels.length - more.length + n)));
+    this.buildSections();
+    this.setClock(this.axis.clock);
+    this.move(atEnd && !this.playing ? this.axis.last : kept);
+    this.resize();
   }
 
   label(request) {
@@ -69,17 +49,36 @@ class Player {
     this.root.player = this; // for tests and benchmarks
     this.root.tabIndex = 0;
     this.root.setAttribute("role", "group");
-    this.root.setAttribute("aria-label", `Slot timeline of ${this.engines.map((e) => e.name).join(", ")}. ${HELP}`);
+    this.root.setAttribute("aria-label", `Timeline of ${this.engines.map((e) => e.name).join(", ")}. ${HELP}`);
     this.root.dataset.lmSuppressShortcuts = "true"; // else JupyterLab takes "b" for "insert a cell below"
     this.root.innerHTML = CONTROLS;
     this.find("scrub").title = HELP;
     this.find("speed").value = this.speed;
     this.labels.forEach((label, number) => this.find("follow").add(new Option(label, number)));
-    this.root.append(this.buildFigures(), ...this.engines.map((engine, e) => this.buildEngine(engine, e)));
+    this.root.querySelector(".te-views").append(...Object.entries(VIEWS).map(([name, [title]]) => {
+      const toggle = element("button", "", title);
+      toggle.type = "button";
+      toggle.dataset.act = `view ${name}`;
+      return toggle;
+    }));
+    this.root.append(this.buildFigures());
+    this.sections = this.root.appendChild(element("div", "te-engines"));
     this.legend = this.root.appendChild(element("div", "te-legend"));
     this.tip = this.root.appendChild(element("div", "te-tip"));
     this.tip.hidden = true;
+    this.buildSections();
     this.bind();
+  }
+
+  // One section per engine, with the views that are switched on.
+  buildSections() {
+    this.drawables = [];
+    this.sections.replaceChildren(...this.engines.map((engine, e) => this.buildEngine(engine, e)));
+    this.strips = this.drawables.filter((drawable) => drawable instanceof Strip);
+    for (const name of Object.keys(VIEWS)) {
+      this.root.querySelector(`[data-act="view ${name}"]`).setAttribute("aria-pressed", this.views.has(name));
+    }
+    this.readout = null;
   }
 
   buildFigures() {
@@ -101,7 +100,16 @@ class Player {
       element("b", "", engine.name), element("span", "te-words"), element("span", "te-note"));
     caption.querySelector(".te-words").dataset.testid = "caption";
     caption.querySelector(".te-note").dataset.testid = "note";
-    section.append(caption, ...this.strips.filter((strip) => strip.e === e).map((strip) => strip.canvas));
+    caption.setAttribute("aria-live", this.playing ? "off" : "polite"); // a screen reader cannot keep up with a film
+    section.append(caption);
+    for (const [name, [title, make]] of Object.entries(VIEWS)) {
+      if (!this.views.has(name)) continue;
+      const view = section.appendChild(element("div", "te-view")), drawables = make(this, e);
+      view.dataset.view = name;
+      if (this.views.size > 1) view.append(element("div", "te-title", title));
+      view.append(...drawables.map((drawable) => drawable.node));
+      this.drawables.push(...drawables);
+    }
     return section;
   }
 
@@ -118,11 +126,10 @@ class Player {
     }));
   }
 
-  // Only what this run has: a legend of things that cannot be found is a riddle.
+  // Only what is shown and what this run has: a legend of things that cannot be found is a riddle.
   legendEntries() {
-    const used = new Set(this.engines.flatMap((engine) => engine.runs.map((run) => run.phase)));
-    const phases = this.data.phases.map((phase) => [phase, swatch(phase)]).filter((_, number) => used.has(number));
-    return phases.concat(LEGEND.filter(([, , has]) => !has || this.engines.some(has)));
+    const entries = this.drawables.filter((drawable) => drawable.e === 0).flatMap(({ view }) => view.legend(this));
+    return [...new Map(entries.map((entry) => [entry[0], entry])).values()];
   }
 
   // ---- what the user does
@@ -134,14 +141,15 @@ class Player {
     this.find("speed").addEventListener("change", (event) => (this.speed = Number(event.target.value)));
     this.find("clock").addEventListener("change", (event) => this.setClock(event.target.value));
     this.find("follow").addEventListener("change", ({ target }) => this.setFollow(target.value === "" ? null : +target.value));
-    for (const strip of this.strips) {
-      strip.canvas.addEventListener("pointermove", (event) => this.hover(strip, event));
-      strip.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
-      strip.canvas.addEventListener("click", (event) => this.pick(strip, event));
-    }
+    this.find("jump").addEventListener("change", (event) => this.setJumps(event.target.value));
+    const under = (event) => this.drawables.find(({ canvas }) => canvas === event.target);
+    this.sections.addEventListener("pointermove", (event) => this.hover(under(event), event));
+    this.sections.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    this.sections.addEventListener("click", (event) => this.pick(under(event), event));
   }
 
   act(name) {
+    if (name?.startsWith("view ")) return this.toggle(name.slice(5));
     const acts = {
       play: () => (this.playing ? this.pause() : this.play()),
       back: () => this.jump(this.axis.near(this.position, -1)),
@@ -153,8 +161,16 @@ class Player {
       first: () => this.jump(0),
       last: () => this.jump(this.axis.last),
       all: () => this.setFollow(null),
+      engine: () => this.pauseEngine?.(),
     };
     acts[name]?.();
+  }
+
+  toggle(name) {
+    if (!this.views.delete(name)) this.views.add(name);
+    this.buildSections();
+    this.drawLegend();
+    this.resize();
   }
 
   key(event) {
@@ -164,7 +180,7 @@ class Player {
     const act = {
       " ": "play", ArrowLeft: event.shiftKey ? "previous" : "back", ArrowRight: event.shiftKey ? "next" : "forward",
       Home: "first", End: "last", "+": "in", "=": "in", "-": "out", Escape: "all",
-    }[event.key];
+    }[event.key] ?? (Object.keys(VIEWS)[event.key - 1] && `view ${Object.keys(VIEWS)[event.key - 1]}`);
     if (!act) return;
     event.preventDefault();
     this.act(act);
@@ -225,11 +241,19 @@ class Player {
   setFollow(request) {
     this.follow = request;
     this.find("follow").value = request ?? "";
-    const found = this.engines.flatMap((engine, e) => engine.events
-      .filter(([, kind, who]) => JUMPS.includes(kind) && (request === null || who === request))
-      .map(([iteration]) => this.axis.begins[e][Math.min(iteration, engine.count - 1)]));
-    this.events = [...new Set(found)].filter((value) => value !== undefined).sort((a, b) => a - b);
+    this.setJumps(this.jumps);
     this.repaint();
+  }
+
+  // The iterations at which the jump buttons stop.
+  setJumps(kinds) {
+    this.jumps = kinds;
+    const mine = (kind, who) => kinds.split(" ").includes(kind) && (this.follow === null || who === this.follow);
+    const found = this.engines.flatMap((engine, e) => [
+      ...engine.events.filter(([, kind, who]) => mine(kind, who)).map(([i]) => i),
+      ...engine.stalls.filter(([, , , all]) => all.some((who) => mine("stall", who))).map(([, end]) => end),
+    ].map((i) => this.axis.begins[e][Math.min(i, engine.count - 1)]));
+    this.events = [...new Set(found)].filter((value) => value !== undefined).sort((a, b) => a - b);
   }
 
   setZoom(zoom) {
@@ -237,24 +261,24 @@ class Player {
     this.repaint();
   }
 
-  at(strip, event) {
-    const box = strip.canvas.getBoundingClientRect();
-    return strip.hit(event.clientX - box.left, event.clientY - box.top);
+  at(drawable, event) {
+    const box = drawable.canvas.getBoundingClientRect();
+    return drawable.hit(event.clientX - box.left, event.clientY - box.top);
   }
 
-  pick(strip, event) {
-    const found = this.at(strip, event);
+  pick(drawable, event) {
+    const found = drawable && this.at(drawable, event);
     if (!found) return;
-    if (found.row < 0) return this.jump(this.axis.begins[strip.e][found.i]);
-    const request = strip.engine.run(found.row, found.i)?.request ?? null;
+    if (found.row < 0) return this.jump(this.axis.begins[drawable.e][found.i]);
+    const request = drawable.pick(found);
     this.setFollow(request === this.follow ? null : request);
   }
 
-  hover(strip, event) {
-    const found = this.at(strip, event), inside = found && found.row >= 0;
-    this.tip.hidden = !inside;
-    if (!inside) return;
-    this.tip.replaceChildren(...strip.view.tip(this, strip.engine, found.row, found.i).map((text) => element("div", "", text)));
+  hover(drawable, event) {
+    const found = drawable && this.at(drawable, event), lines = found && found.row >= 0 && drawable.tip(found);
+    this.tip.hidden = !lines;
+    if (!lines) return;
+    this.tip.replaceChildren(...lines.map((text) => element("div", "", text)));
     const box = this.root.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
     this.tip.style.left = `${Math.max(4, Math.min(x + 14, box.width - this.tip.offsetWidth - 6))}px`;
     const below = y + 18 + this.tip.offsetHeight < box.height;
@@ -282,11 +306,11 @@ class Player {
   }
 
   resize() {
-    const width = this.strips[0].canvas.parentElement.clientWidth;
+    const width = this.sections.clientWidth;
     if (!width || !this.theme) return; // not in a page yet, or in a folded output
     this.width = width;
     this.dpr = devicePixelRatio;
-    this.strips.forEach((strip) => strip.resize(width, this.dpr));
+    this.drawables.forEach((drawable) => drawable.resize(width, this.dpr));
     this.repaint();
   }
 
@@ -303,7 +327,7 @@ class Player {
     this.pending = 0;
     if (!this.width) return;
     this.place();
-    this.strips.forEach((strip) => strip.draw(this.from, this.plot, this.dpr));
+    this.drawables.forEach((drawable) => drawable.draw(this.from, this.plot, this.dpr));
     this.read();
   }
 
@@ -347,11 +371,16 @@ class Player {
 
   // Where the followed request is at iteration i, in words.
   fate(engine, i) {
-    const run = engine.runs.find((run) => run.request === this.follow && run.first <= i && i < run.end);
-    if (run) return slotTimeline.tip(this, engine, run.row, i).slice(0, 3).map((text, n) => (n ? text : this.data.phases[run.phase])).join(", ");
-    const place = i >= 0 ? engine.queue(i).indexOf(this.follow) : -1;
+    const run = engine.runOf(this.follow, i);
+    if (!run) return this.fateOf(engine, this.follow, i);
+    return slotTimeline.tip(this, engine, run.row, i).slice(0, 3).map((text, n) => (n ? text : this.data.phases[run.phase])).join(", ");
+  }
+
+  // Where a request is that does not run.
+  fateOf(engine, request, i) {
+    const place = i >= 0 ? engine.queue(i).indexOf(request) : -1;
     if (place >= 0) return `waiting, place ${place + 1} of the queue`;
-    const gone = engine.events.find(([at, kind, who]) => who === this.follow && at <= i && (kind === "finish" || kind === "abort"));
+    const gone = engine.events.find(([at, kind, who]) => who === request && at <= i && (kind === "finish" || kind === "abort"));
     return gone ? `${gone[1] === "finish" ? "finished" : "aborted"} at iteration ${gone[0]}` : "not here";
   }
 
@@ -364,16 +393,27 @@ class Player {
   }
 }
 
-function element(tag, name, text = "") {
-  const made = document.createElement(tag);
-  made.className = name;
-  made.textContent = text;
-  return made;
+// The button that pauses a running engine: only the kernel can do that.
+function bindEngine(player, model) {
+  const button = player.find("engine");
+  const show = () => {
+    button.hidden = !model.get("running");
+    setText(button, model.get("paused") ? "Resume the engine" : "Pause the engine");
+  };
+  player.pauseEngine = () => {
+    model.set("paused", !model.get("paused"));
+    model.save_changes();
+  };
+  model.on("change:running", show);
+  model.on("change:paused", show);
+  show();
 }
 
-const setText = (node, text) => {
-  if (node.textContent !== text) node.textContent = text;
-};
+// The text in a page's data: JSON, gzip, base64.
+export function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
 
 export function mount(host, text) {
   return new Player(host, text);
@@ -381,7 +421,9 @@ export function mount(host, text) {
 
 export default {
   render({ model, el }) {
-    const player = mount(el, model.get("data"));
-    return () => player.destroy();
+    const player = mount(el, model.get("data")), update = () => player.update(model.get("data"));
+    bindEngine(player, model);
+    model.on("change:data", update);
+    return () => (model.off("change:data", update), player.destroy());
   },
 };

@@ -1,4 +1,4 @@
-// Part 2 of 4 of the player: colours, hatching and small drawing tools.
+// Colours, hatching, words and small drawing tools.
 
 const GUTTER = 52; // px left of the cells, for the names of the rows
 const LANES = 27, IN = 6, OUT = 19; // px above the cells, for the marks of events
@@ -32,14 +32,16 @@ function themeOf(root, palette) {
   theme.font = style.fontFamily;
   theme.hues = palette.map((full) => ({
     full, pale: mix(full, theme.bg, 0.66), edge: mix(full, theme.fg, 0.3), line: mix(full, theme.bg, 0.75),
+    mid: mix(full, theme.bg, 0.4), wash: mix(full, theme.bg, 0.9),
   }));
+  theme.grey = { full: theme.bg, line: theme.idle };
   theme.patterns = new Map();
   return theme;
 }
 
 // Hatching by phase: / prefill, \ chunk, x recompute. Decode has none.
 function hatch(theme, hue, phase) {
-  const key = `${hue.full} ${phase}`;
+  const key = `${hue.full} ${hue.line} ${phase}`;
   if (!theme.patterns.has(key)) {
     const size = 6, sharp = 4, tile = new OffscreenCanvas(size * sharp, size * sharp), g = tile.getContext("2d");
     g.scale(sharp, sharp);
@@ -93,23 +95,6 @@ const swatch = (phase) => (g, theme) => {
   frame(g, theme.hues[0].edge);
 };
 
-// The legend beyond the phases: [text, painter of a swatch of 22 x 14 px, whether an engine has it (always, if left out)].
-const LEGEND = [
-  ["idle", (g, theme) => frame(g, theme.idle)],
-  ["preempted, row still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3]), (engine) => engine.preempted.length],
-  ["in the batch, no budget left", (g, theme) => {
-    frame(g, theme.idle);
-    g.strokeStyle = theme.hues[0].edge;
-    g.setLineDash([1, 3]);
-    g.lineWidth = 1.5;
-    line(g, 0, 7, 22, 7);
-  }, (engine) => engine.held.length],
-  ["admitted", (g, theme) => mark(g, "admit", 11, 7, theme)],
-  ["finished", (g, theme) => mark(g, "finish", 11, 7, theme)],
-  ["preempted or aborted", (g, theme) => mark(g, "preempt", 11, 7, theme),
-    (engine) => engine.events.some(([, kind]) => kind === "preempt" || kind === "abort")],
-];
-
 // The text, or as much of it as has room.
 function fit(g, pen, text, room) {
   const wide = (part) => {
@@ -122,6 +107,10 @@ function fit(g, pen, text, room) {
   return wide(short) <= room ? short : keep > 1 ? `${short.slice(0, keep)}…` : "";
 }
 
+const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
+const percent = (part, whole) => `${whole ? Math.round((100 * part) / whole) : 0} %`;
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
 function niceStep(least, smallest) {
   const power = 10 ** Math.floor(Math.log10(Math.max(least, smallest)));
   return Math.max(smallest, [1, 2, 5, 10].map((n) => n * power).find((step) => step >= least));
@@ -129,3 +118,5 @@ function niceStep(least, smallest) {
 
 const seconds = (value, step) => step < 1e-3 ? `${+(value * 1e6).toPrecision(6)} µs`
   : step < 1 ? `${+(value * 1e3).toPrecision(6)} ms` : `${+value.toPrecision(6)} s`;
+
+const brief = (value) => seconds(+value.toPrecision(3), Math.abs(value) || 1); // a duration by itself

@@ -1,0 +1,105 @@
+// Batch composition: the rows of each iteration's batch stacked by kind under the token budget, and its duration below.
+
+const KINDS = ["decode", "prefill", "chunk", "recompute", "guess", "padding"]; // from the bottom up
+const STACK = 96, BETWEEN = 14, DURATION = 30; // px
+
+// Rows of iteration i by kind, in the order of KINDS; kept with the engine.
+function compositionOf(engine, phases) {
+  if (!engine.composition) {
+    const counts = Object.fromEntries(KINDS.map((kind) => [kind, new Int32Array(engine.count)]));
+    for (const run of engine.runs) for (let i = run.first; i < run.end; i++) {
+      counts[phases[run.phase]][i] += run.size - run.draft;
+      counts.guess[i] += run.draft;
+    }
+    counts.padding.set(engine.padding);
+    const total = (i) => KINDS.reduce((sum, kind) => sum + counts[kind][i], 0), all = Array.from(engine.time, (_, i) => total(i));
+    const budgets = engine.budget.filter((budget) => budget !== null);
+    const tallest = all.reduce((a, b) => Math.max(a, b), 1), budget = budgets.reduce((a, b) => Math.max(a, b), 0);
+    engine.composition = {
+      counts, all, far: budget > 2 * tallest, most: budget > 2 * tallest ? tallest : Math.max(tallest, budget),
+      longest: engine.duration.reduce((a, b) => Math.max(a, b), 0) || 1,
+    };
+  }
+  return engine.composition;
+}
+
+const kindFill = (theme, kind, small) => {
+  if (kind === "padding") return small ? theme.idle : hatch(theme, theme.grey, "recompute");
+  if (kind === "guess") return small ? theme.hues[2].full : hatch(theme, theme.hues[2], "chunk");
+  return kind === "decode" ? theme.hues[0].pale : small ? theme.hues[0].full : hatch(theme, theme.hues[0], kind);
+};
+
+const composition = {
+  name: "batch composition",
+  top: 8,
+  rows: () => 1,
+  rowHeight: () => STACK + BETWEEN + DURATION,
+
+  paint(g, pen) {
+    const { counts, most, longest, far } = compositionOf(pen.engine, pen.phases), base = pen.top + STACK, small = pen.cell < 5;
+    for (let i = pen.first; i < pen.end; i++) {
+      const left = pen.begin(i), right = pen.finish(i), width = Math.max(right - left - (pen.cell >= 5 ? 1 : 0), 0.5);
+      let height = 0;
+      for (const kind of KINDS) {
+        if (!counts[kind][i]) continue;
+        const bottom = base - (STACK * height) / most, size = (STACK * counts[kind][i]) / most;
+        height += counts[kind][i];
+        g.fillStyle = kindFill(pen.theme, kind, small || size < 3);
+        g.fillRect(left, bottom - size, width, size);
+        g.strokeStyle = kind === "padding" ? pen.theme.idle : pen.theme.hues[kind === "guess" ? 2 : 0].edge;
+        if (!small && size > 2) g.strokeRect(left + 0.5, bottom - size + 0.5, width - 1, size - 1);
+      }
+      const tall = (DURATION * pen.engine.duration[i]) / longest;
+      g.fillStyle = pen.theme.dim;
+      g.fillRect(left, base + BETWEEN + DURATION - tall, width, tall);
+      if (far || pen.engine.budget[i] === null) continue;
+      const y = Math.round(base - (STACK * pen.engine.budget[i]) / most);
+      g.fillStyle = pen.theme.accent;
+      g.fillRect(left, y - 1, Math.max(right - left, 1), 2);
+    }
+    g.fillStyle = pen.theme.idle;
+    const end = pen.finish(pen.end - 1) - pen.begin(pen.first);
+    for (const y of [base, base + BETWEEN + DURATION]) if (end > 0) g.fillRect(pen.begin(pen.first), y, end, 1);
+  },
+
+  labels(g, pen) {
+    if (!compositionOf(pen.engine, pen.phases).far) return;
+    g.fillStyle = pen.theme.accent;
+    g.textAlign = "left";
+    const budget = pen.engine.budget[Math.max(pen.now, 0)];
+    g.strokeStyle = pen.theme.bg;
+    const text = budget === null ? "" : `budget ${budget}, far above`;
+    g.strokeText(text, GUTTER + 6, pen.top + 4);
+    g.fillText(text, GUTTER + 6, pen.top + 4);
+    g.fillStyle = pen.theme.fg;
+  },
+
+  gutter(g, pen) {
+    const { most, longest } = compositionOf(pen.engine, pen.phases), base = pen.top + STACK;
+    g.fillText(String(most), GUTTER - 6, pen.top + 5);
+    g.fillText("rows", GUTTER - 6, pen.top + STACK / 2);
+    g.fillText("0", GUTTER - 6, base - 4);
+    g.fillText(brief(longest), GUTTER - 6, base + BETWEEN + DURATION / 2);
+  },
+
+  tip(player, engine, row, i) {
+    const { counts, all } = compositionOf(engine, player.data.phases);
+    const parts = KINDS.filter((kind) => counts[kind][i]).map((kind) => `${counts[kind][i]} ${kind}`);
+    const budget = engine.budget[i] === null ? "no token budget" : `a budget of ${plural(engine.budget[i], "token")}`;
+    return [`iteration ${i}: ${plural(all[i], "row")}`, parts.join(", "), `${budget}; took ${brief(engine.duration[i])}`];
+  },
+
+  pick: () => null,
+
+  legend(player) {
+    const used = KINDS.filter((kind) => player.engines.some((engine) => compositionOf(engine, player.data.phases).counts[kind].some(Boolean)));
+    const swatches = used.map((kind) => [kind, (g, theme) => {
+      g.fillStyle = kindFill(theme, kind, false);
+      g.fillRect(0, 0, 22, 14);
+      frame(g, kind === "padding" ? theme.idle : theme.hues[kind === "guess" ? 2 : 0].edge);
+    }]);
+    const budget = player.engines.some((engine) => engine.budget.some((budget) => budget !== null));
+    const line = ["token budget", (g, theme) => ((g.fillStyle = theme.accent), g.fillRect(0, 6, 22, 2))];
+    return [...swatches, ...(budget ? [line] : []), ["duration", (g, theme) => ((g.fillStyle = theme.dim), g.fillRect(6, 4, 10, 10))]];
+  },
+};

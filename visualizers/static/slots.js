@@ -1,0 +1,163 @@
+// The slot timeline: rows are batch slots, columns are iterations (for what a view is, see strip.js).
+
+const slotTimeline = {
+  name: "slot timeline",
+  top: LANES,
+  rows: (engine) => engine.slots,
+  rowHeight: (engine) => Math.max(5, Math.min(24, Math.floor(400 / engine.slots))),
+  gutter: rowNames("slot"),
+
+  paint(g, pen) {
+    paintIdle(g, pen);
+    for (const run of pen.engine.runs) if (run.end > pen.first && run.first < pen.end) paintRun(g, pen, run);
+    pen.engine.held.forEach((stretch) => paintStretch(g, pen, stretch, [1, 3], true));
+    pen.engine.preempted.forEach((stretch) => paintStretch(g, pen, stretch, [4, 3], false));
+    for (const event of pen.engine.events) paintEvent(g, pen, event);
+    g.globalAlpha = 1;
+  },
+
+  labels(g, pen) {
+    if (pen.h < 11) return;
+    for (const stay of pen.engine.stays) {
+      const start = pen.begin(stay.first), cell = pen.finish(stay.first) - start;
+      const shift = cell < 30 && stay.end > stay.first + 1 ? cell : 0; // past a prefill's hatching
+      const left = Math.max(start + shift, GUTTER), room = pen.finish(stay.end - 1) - left - 5;
+      if (room < 12 || left > pen.width) continue;
+      const future = stay.first > pen.now ? 2 * FUTURE : 1;
+      g.globalAlpha = future * (dimmed(pen, stay.request) ? UNFOLLOWED : 1);
+      const text = fit(g, pen, pen.requests[stay.request], Math.min(room, pen.width - left));
+      const middle = pen.y(stay.row) + pen.h / 2 + 0.5;
+      g.strokeStyle = pen.hue(stay.request).pale; // a halo, so that hatching does not run through the letters
+      if (!shift) g.strokeText(text, left + 4, middle);
+      g.fillText(text, left + 4, middle);
+    }
+    g.globalAlpha = 1;
+  },
+
+  tip(player, engine, row, i) {
+    const run = engine.run(row, i), where = `iteration ${i}, batch slot ${row}`;
+    if (run) return runInWords(player, engine, run, i, where);
+    const at = ([r, , first, end]) => r === row && first <= i && i < end;
+    const held = engine.held.find(at), lost = engine.preempted.find(at);
+    if (held) return [`${player.label(held[1])}: in the batch, but no tokens of the budget were left`, where];
+    return [lost ? `idle; ${player.label(lost[1])} was preempted` : "idle", where];
+  },
+
+  pick: (engine, row, i) => engine.run(row, i)?.request ?? null,
+
+  legend(player) {
+    const used = new Set(player.engines.flatMap((engine) => engine.runs.map((run) => run.phase)));
+    const phases = player.data.phases.map((phase) => [phase, swatch(phase)]).filter((_, number) => used.has(number));
+    return phases.concat(SLOT_LEGEND.filter(([, , has]) => !has || player.engines.some(has)));
+  },
+};
+
+function runInWords(player, engine, run, i, where) {
+  const start = run.at(i), emitted = run.emitted(i);
+  const positions = run.size === 1 ? `position ${start}` : `positions ${start} to ${start + run.size - 1}`;
+  const first = start + run.size - run.draft - engine.records[run.request][0];
+  const text = engine.text(run.request, first, first + emitted.length);
+  const lines = [
+    `${player.label(run.request)}: ${player.data.phases[run.phase]}`, where,
+    `${plural(run.size, "token")}, ${positions}` + (run.draft ? `; ${plural(run.draft, "guess", "guesses")}, ${run.rejected(i)} wrong` : ""),
+    emitted.length ? `emitted token${emitted.length > 1 ? "s" : ""} ${emitted.join(", ")}` + (text ? ` ${JSON.stringify(text)}` : "") : "emitted no token",
+  ];
+  const holding = engine.memoryMap.at(i).find((holding) => holding.request === run.request);
+  if (holding) lines.push(`holds ${holdingInWords(engine, holding, i)}`);
+  return lines;
+}
+
+function holdingInWords(engine, holding, i) {
+  const { block } = engine.memoryMap, parts = holding.parts.filter((part) => part.since <= i);
+  const unit = (n) => Math.floor(n / block), count = parts.reduce((sum, part) => sum + part.past - part.slot, 0) / block;
+  const joined = [];
+  for (const { slot, past } of parts) {
+    if (joined.at(-1)?.[1] === slot) joined.at(-1)[1] = past;
+    else joined.push([slot, past]);
+  }
+  const names = joined.slice(0, 6).map(([slot, past]) => (unit(past - 1) > unit(slot) ? `${unit(slot)} to ${unit(past - 1)}` : unit(slot)));
+  return `${plural(count, block === 1 ? "slot" : "block")} (${names.join(", ")}${joined.length > 6 ? ", …" : ""})`;
+}
+
+function paintIdle(g, pen) {
+  const { engine, h } = pen, height = pen.y(engine.slots) - pen.top;
+  g.fillStyle = pen.theme.idle;
+  for (const [first, end] of pieces(pen, { first: 0, end: engine.count })) {
+    const left = pen.begin(first), right = pen.finish(end - 1);
+    for (let row = 0; row <= engine.slots; row++) g.fillRect(left, pen.y(row), right - left, h < 8 ? 0.5 : 1);
+    for (let i = first; i < end; i++) if (pen.cell >= 7 || i === first) g.fillRect(pen.begin(i), pen.top, 1, height);
+    g.fillRect(right - 1, pen.top, 1, height);
+  }
+}
+
+function paintRun(g, pen, run, row = run.row) {
+  const phase = pen.phases[run.phase], hue = pen.hue(run.request), top = pen.y(row) + 1;
+  const height = pen.h - (pen.h < 8 ? 0.5 : 1);
+  g.globalAlpha = dimmed(pen, run.request) ? UNFOLLOWED : 1;
+  for (const [first, end] of pieces(pen, run)) {
+    const left = pen.begin(first), width = Math.max(pen.finish(end - 1) - left, 0.5);
+    const small = width < 5 || height < 7;
+    g.fillStyle = phase === "decode" ? hue.pale : small ? hue.full : hatch(pen.theme, hue, phase);
+    g.fillRect(left, top, width, height);
+    if (pen.cell >= 7) {
+      g.fillStyle = pen.theme.bg;
+      for (let i = first + 1; i < end; i++) g.fillRect(pen.begin(i), top, 1, height);
+    }
+    g.strokeStyle = hue.edge;
+    if (!small) g.strokeRect(left + 0.5, top + 0.5, width - 1, height - 1);
+    g.fillStyle = hue.full;
+    if (small && first === run.first) g.fillRect(left, top, Math.min(1, width), height);
+  }
+}
+
+// The parts of a run without a gap: on the clock of seconds, iterations need not touch.
+function pieces(pen, run) {
+  const found = [], first = Math.max(run.first, pen.first), end = Math.min(run.end, pen.end);
+  for (let i = first, from = first; i < end; i++) {
+    if (i + 1 < end && pen.begin(i + 1) - pen.finish(i) < 1) continue;
+    found.push([from, i + 1]);
+    from = i + 1;
+  }
+  return found;
+}
+
+function paintStretch(g, pen, [row, request, from, to], dash, asLine) {
+  const first = Math.max(from, pen.first), end = Math.min(to, pen.end);
+  if (first >= end) return;
+  const left = pen.begin(first), width = pen.finish(end - 1) - left, top = pen.y(row);
+  g.globalAlpha = dimmed(pen, request) ? UNFOLLOWED : 1;
+  g.strokeStyle = pen.hue(request).edge;
+  g.setLineDash(dash);
+  g.lineWidth = 1.5;
+  if (asLine) line(g, left, top + pen.h / 2, left + width, top + pen.h / 2);
+  else g.strokeRect(left + 1.5, top + 2, width - 3, pen.h - 3);
+  g.setLineDash([]);
+  g.lineWidth = 1;
+}
+
+// Upper lane: into the batch. Lower lane: out of it.
+function paintEvent(g, pen, [iteration, kind, request]) {
+  const i = Math.min(iteration, pen.engine.count - 1);
+  if (!JUMPS.includes(kind) || i < pen.first || i >= pen.end) return;
+  g.globalAlpha = dimmed(pen, request) ? UNFOLLOWED : 1;
+  const share = { preempt: 0.25, abort: 0.75 }[kind] ?? 0.5; // beside a finish in the same iteration, not on it
+  const x = pen.begin(i) + (pen.finish(i) - pen.begin(i)) * share;
+  mark(g, kind, x, kind === "admit" ? IN : OUT, pen.theme, pen.cell / 2);
+}
+
+// The legend beyond the phases: [text, painter of a swatch of 22 x 14 px, whether an engine has it (always, if left out)].
+const SLOT_LEGEND = [
+  ["idle", (g, theme) => frame(g, theme.idle)],
+  ["preempted, row still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3]), (engine) => engine.preempted.length],
+  ["in the batch, no budget left", (g, theme) => {
+    frame(g, theme.idle);
+    g.strokeStyle = theme.hues[0].edge;
+    g.setLineDash([1, 3]);
+    g.lineWidth = 1.5;
+    line(g, 0, 7, 22, 7);
+  }, (engine) => engine.held.length],
+  ["admitted", (g, theme) => mark(g, "admit", 11, 7, theme)],
+  ["finished", (g, theme) => mark(g, "finish", 11, 7, theme)],
+  ["preempted or aborted", (g, theme) => mark(g, "preempt", 11, 7, theme),
+    (engine) => engine.events.some(([, kind]) => kind === "preempt" || kind === "abort")],
+];
