@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from tinyengine import Engine, SamplingParams
 from tinyengine.clock import IterationClock
+from tinyengine.memory import Blocks
 
 
 @dataclass
@@ -63,7 +64,12 @@ def assert_nothing_left(engine: Engine):
     engine.memory.check()
     assert not engine.memory.holders
     assert not engine.has_unfinished() and not engine.scheduler.has_unfinished()
-    assert not (engine._requests or engine._detokenizers or engine._future)
+    assert not (engine._requests or engine._detokenizers or engine._future or engine._undelivered)
+    assert not (engine.scheduler.waiting or engine.scheduler.running)
+    assert not (engine.trace._holders or engine.trace._reached)
+    if isinstance(engine.memory, Blocks):
+        assert not (engine.memory._chains or engine.memory._ranges)
+        assert len(engine.memory.free) == engine.memory.n_blocks
 
 
 TEXT = "the cat 世界 한국어 🦊🦊 naïve e\u0301 " * 8
