@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("torch", "transformers")
 
 
 def record(results: dict[str, dict], device: str, command: str) -> dict:
@@ -20,16 +21,13 @@ def record(results: dict[str, dict], device: str, command: str) -> dict:
         "commit": commit(),
         "device": device,
         "machine": machine(device),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers")},
-        },
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "benchmarks": results,
     }
 
 
 def machine(device: str) -> dict:
-    """load: processes that want a core, the mean of the last minute. Above `cores`, times are those of a busy machine."""
+    """load: processes that want a core, the mean of the last minute; above `cores`, the machine was busy with others."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

@@ -110,7 +110,7 @@ def _row(runs: list[StageRun]) -> dict:
 
 
 def table(result: dict) -> Table:
-    columns = ("iterations", "padded rows", "K/V waste", "past last block", "TTFT p50 ms", "TBT p99 ms", "tokens/s")
+    columns = ("iterations", "padded rows", "K/V waste", "past last block", "TTFT p50 ms", "TBT p99 ms", "tok/s")
     rows = []
     for name, stages in result["workloads"].items():
         rows.append((name, *[""] * (len(columns) + 1)))
@@ -120,9 +120,9 @@ def table(result: dict) -> Table:
             times = (number(row["ttft_p50_ms"], 1), number(row["tbt_p99_ms"], 1), number(row["tokens_per_s"]))
             rows.append((f"- {row['stage']}", *counts, *waste, *times, "yes" if row["exact"] else "NO"))
     note = (
-        "K/V waste: the share of the slots that requests hold with nothing in it; past last block: the same without the "
-        "rest of each request's last block. TTFT: from arrival to the first token; TBT: between two tokens of a request. "
-        "exact: every output equals, token for token, that of transformers for the request alone. Times are medians of "
-        f"{result['repeats']} runs that took turns."
+        "K/V waste: the share of the slots that requests hold with nothing in it; past last block: the same without "
+        "the rest of each request's last block. TTFT: from arrival to the first token; TBT: between two tokens of a "
+        "request. exact: every output equals, token for token, that of transformers for the request alone. Times are "
+        f"medians of {result['repeats']} runs that took turns."
     )
     return Table(("stage", *columns, "exact"), rows, note)

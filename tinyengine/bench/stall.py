@@ -4,6 +4,7 @@ The budget is made as a user would make it: a profile of the model on this machi
 """
 
 import random
+from itertools import pairwise
 from statistics import median
 
 from tinyengine.bench.table import Table, number, percent
@@ -76,7 +77,7 @@ def _once(model, stage: str, budget: int, decodes: int, long_prompt: int, max_to
     times = token_times(engine.trace)
     arrival, first = engine.trace.requests["long"].arrival, times.pop("long")[0]
     return {
-        "worst_tbt": max(later - sooner for own in times.values() for sooner, later in zip(own, own[1:])),
+        "worst_tbt": max(later - sooner for own in times.values() for sooner, later in pairwise(own)),
         "ttft_of_long_prompt": first - arrival,
         "tokens_per_s": sum(map(len, times.values())) / engine.trace.iterations[-1].end,
         "iterations": len(engine.trace.iterations),
@@ -100,11 +101,11 @@ def table(result: dict) -> Table:
     ]
     line, target = result["line"], number(1000 * result["tbt_target"], 1)
     note = (
-        f"{result['decodes']} requests decode {result['max_tokens']} tokens each; a prompt of {result['long_prompt']:,} "
-        f"tokens arrives among them. The budget follows from a promise of {target} ms and a profile: "
-        f"{number(1000 * line['fixed'], 1)} ms an iteration and {number(1e6 * line['per_token'])} microseconds a token "
-        f"behind a context of that length. The worst gap between two tokens of a request falls by "
-        f"{result['worst_tbt_falls']:.1f}x, and {percent(result['throughput_keeps'])} of the throughput is kept (medians "
-        f"of {result['repeats']} pairs of runs)."
+        f"{result['decodes']} requests decode {result['max_tokens']} tokens each; a prompt of "
+        f"{number(result['long_prompt'])} tokens arrives among them. The budget follows from a promise of {target} ms "
+        f"and a profile: {number(1000 * line['fixed'], 1)} ms an iteration and {number(1e6 * line['per_token'])} "
+        "microseconds a token behind a context of that length. The worst gap between two tokens of a request falls by "
+        f"{result['worst_tbt_falls']:.1f}x, and {percent(result['throughput_keeps'])} of the throughput is kept "
+        f"(medians of {result['repeats']} pairs of runs)."
     )
     return Table(("stage", "worst TBT ms", "TTFT of the long prompt ms", "tokens/s", "iterations"), rows, note)

@@ -21,7 +21,7 @@ class Table:
 
     def show(self, title: str, console: Console):
         """Prints it; a column is never narrower than its longest word, so that it breaks at spaces alone."""
-        table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         for number, column in enumerate(zip(self.header, *self.rows)):
             longest = max(len(word) for cell in column for word in cell.split())
             justify = "right" if number else "left"
@@ -37,4 +37,4 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.1f}%"
