@@ -722,6 +722,8 @@ def test_params_of_another_type_are_refused(engine, params):
         ({"polcy": "fcfs"}, "polcy is no option of stage 'chunked'.*chunking.* policy"),
         ({"policy": "lifo"}, "policy is 'lifo', but the policies are fcfs, priority"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
+        ({"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5, but must be a whole number"),
+        ({"num_speculative_tokens": "3"}, "num_speculative_tokens is '3'"),
         ({"scheduler": Orca(Slots(9)), "policy": "fcfs"}, "policy is an option of a stage's own scheduler"),
     ],
     ids=repr,

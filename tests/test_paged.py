@@ -213,7 +213,7 @@ def test_nobody_is_driven_out_for_a_guess(n_blocks, guesses):
 
 
 def test_a_negative_number_of_guesses_is_refused():
-    with pytest.raises(ValueError, match="num_speculative_tokens is -1, but must be at least 0"):
+    with pytest.raises(ValueError, match="num_speculative_tokens is -1, but must be a whole number of at least 0"):
         Paged(Blocks(4), num_speculative_tokens=-1)
 
 

@@ -108,8 +108,9 @@ class Scheduler:
                 for token in new:
                     request.tokens.append(token)
                     events.append(Token(request, token, request.reason_to_finish()))
-                request.computed -= max(0, len(request.draft) + 1 - len(new))  # the guesses that were wrong
-                request.draft = []
+                if request.draft:
+                    request.computed -= len(request.draft) + 1 - len(new)  # the guesses that were wrong
+                    request.draft = []
             self.memory.filled(request, since)
         for event in events:
             if event.finish_reason:
@@ -221,8 +222,10 @@ class Paged(Scheduler):
 
     def __init__(self, *args, num_speculative_tokens: int = 0, **options):
         super().__init__(*args, **options)
-        if num_speculative_tokens < 0:
-            raise ValueError(f"num_speculative_tokens is {num_speculative_tokens}, but must be at least 0")
+        if not isinstance(num_speculative_tokens, int) or num_speculative_tokens < 0:
+            raise ValueError(
+                f"num_speculative_tokens is {num_speculative_tokens!r}, but must be a whole number of at least 0"
+            )
         self.num_speculative_tokens = num_speculative_tokens
         self.urgency = POLICIES["fcfs"]
 
