@@ -104,8 +104,7 @@ class Simulator:
         self._jump = jump and trace is None and cost.stages == 1
         self._free = [0.0] * cost.stages  # when each stage has done its newest batch
         self._awake = 0.0  # since when there is work: a stage that idles after that is a bubble
-        self._names = 0
-        self._lane_of: dict[str, Lane] = {}
+        self.name: Callable[[int], str] = "r{}".format  # the id of the n-th request
 
     def run(self, jobs: Iterable[Job]) -> Report:
         """Takes jobs, in order of arrival and one by one, and runs until all have ended.
@@ -224,8 +223,7 @@ class Simulator:
         """Gives every job whose time has come to the lane with the fewest unfinished requests."""
         while self._next is not None and self._next.arrival <= now:
             job = self._next
-            request = SimulatedRequest(f"r{self._names}", job)
-            self._names += 1
+            request = SimulatedRequest(self.name(self.report.requests), job)
             if not any(lane.unfinished for lane in self.lanes):
                 self._awake = job.arrival
             lane = min(self.lanes, key=lambda lane: lane.unfinished) if len(self.lanes) > 1 else self.lanes[0]

@@ -64,8 +64,8 @@ class Report:
     elapsed: from the first arrival to the last token. ttft: arrival to first token. tbt: all gaps between two tokens of
     a request. e2e: arrival to last token. delay: arrival to the beginning of the first iteration that has the request
     (the scheduling delay). worst_gap: of each request.
-    busy: seconds that the first stage computed. bubbles: stage-seconds that a stage stood idle while requests were
-    unfinished. batch_seconds: running requests x time. good: requests that met their promise.
+    busy: seconds that each stage computed. bubbles: stage-seconds that a stage waited for its next batch while requests
+    were unfinished. batch_seconds: running requests x time. good: requests that met their promise.
     """
 
     stages: int = 1

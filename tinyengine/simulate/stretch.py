@@ -27,9 +27,9 @@ def repeats(scheduler: Scheduler, plan: Plan, most: float, queued: int) -> int:
     if kind is Chunked:
         if scheduler.budget:
             return 0  # it learns from every iteration
-        if not scheduler.mixing and (scheduler.waiting or len(plan) < len(scheduler.running)):
+        if not scheduler.mixing and (scheduler.waiting or not _all_decode(scheduler, plan)):
             return 0  # it takes turns
-    if kind is PrefillFirst and (len(scheduler.waiting) != queued or len(plan) < len(scheduler.running)):
+    if kind is PrefillFirst and len(scheduler.waiting) < queued:
         return 0  # a batch of prompts: more of them, or the decodes, come next
     return _while_blocks_last(scheduler.memory, plan, int(most))
 
@@ -60,6 +60,13 @@ def repeat(scheduler: Scheduler, plan: Plan, times: int):
             scheduler.memory.grow(request, request.computed + n_tokens)
         computed.append((request, n_tokens))
     scheduler.commit(computed, [None] * len(computed))
+
+
+def _all_decode(scheduler: Scheduler, plan: Plan) -> bool:
+    """Whether the plan was every running request's decode, and the next one can be."""
+    return len(plan) == len(scheduler.running) and all(
+        request.gap == 1 and request.computed > request.num_prompt_tokens for request, _ in plan
+    )
 
 
 def _while_blocks_last(memory: Blocks, plan: Plan, times: int) -> int:
