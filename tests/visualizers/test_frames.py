@@ -5,17 +5,21 @@ import gzip
 import json
 import random
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_samples import CHUNKS, requests, run, sized, wander
+from trace_samples import CHUNKS, busy, requests, run, sized, wander
 
+from tinyengine.memory import Slots
+from tinyengine.metrics import measure
 from tinyengine.scheduler import Orca, Static
-from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
+from tinyengine.trace import Event, Holding, Iteration, RequestRecord, Span, Trace
 from visualizers import compare, frames, show
 from visualizers.captions import label
-from visualizers.figures import figures, waiting
+from visualizers.figures import KINDS, composition, figures, lists, waiting
+from visualizers.memory_map import MemoryMap
 
 
 def engine_of(trace: Trace) -> dict:
@@ -157,7 +161,56 @@ def assert_tells_the_truth(trace: Trace):
     assert [tuple(ids[r] for r in queue) for queue in waiting(engine)] == [i.waiting for i in trace.iterations]
     for row, _, first, end in engine["held"] + engine["preempted"]:
         assert first < end and not any((row, number) in drawn for number in range(first, end))
+    memory = MemoryMap(engine)
+    for number, iteration in enumerate(trace.iterations):
+        shown = {ids[request]: Holding(joined(held.ranges), held.used) for request, held in memory.at(number).items()}
+        assert shown == {
+            key: Holding(joined(held.ranges), held.used) for key, held in iteration.memory.items()
+        }
+    told = [[event.iteration, event.kind, event.request_id, event.detail, event.cached] for event in trace.events]
+    assert [[number, kind, ids[request], *more] for number, kind, request, *more in engine["events"]] == told
+    batches = lists(engine["batch"], len(trace.iterations))
+    assert [[ids[r] for r in batch] for batch in batches] == [[s.request_id for s in i.spans] for i in trace.iterations]
+    texts = {ids[request]: [data["texts"][n] for n in pieces] for request, pieces in engine["pieces"].items()}
+    assert texts == trace.pieces
     assert_figures(trace, engine)
+
+
+def joined(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The same ranges, as the picture has them: one that has grown at its end is in two parts."""
+    parts: list[tuple[int, int]] = []
+    for first, past in ranges:
+        if parts and parts[-1][1] == first:
+            parts[-1] = (parts[-1][0], past)
+        else:
+            parts.append((first, past))
+    return tuple(parts)
+
+
+def assert_equals_the_metrics(trace: Trace):
+    """Occupancy, padding, waiting and memory, rebuilt from what is sent, are what metrics.py says of the trace."""
+    engine, measured = engine_of(trace), measure(trace)
+    shown, slots = figures(engine), trace.num_slots * len(trace.iterations)
+    rows = composition(engine)
+    guesses, padding = KINDS.index("guess"), KINDS.index("padding")
+    assert shown["occupancy"] == measured.slot_occupancy
+    assert shown["idle_slot_steps"] == measured.idle_slot_steps
+    assert shown["tokens_out"] == measured.output_tokens
+    assert shown["padding"] == sum(row[padding] for row in rows) == measured.padded_rows
+    assert sum(row[padding] for row in rows) / sum(map(sum, rows)) == measured.padding_share
+    assert sum(row[guesses] for row in rows) == measured.draft_tokens
+    assert sum(run[4] * run[9] for run in engine["runs"]) == measured.recomputed_tokens
+    assert sum(kind == "preempt" for _, kind, *_ in engine["events"]) == measured.preemptions
+    assert sum(event[4] for event in engine["events"]) == measured.cached_tokens
+    assert [len(queue) for queue in waiting(engine)] == [len(iteration.waiting) for iteration in trace.iterations]
+    memory = MemoryMap(engine)
+    sums = Counter()
+    for number in range(len(trace.iterations)):
+        sums.update(memory.figures(number))
+    assert sums["held"] / slots == measured.kv_reserved
+    assert sums["filled"] / slots == measured.kv_used
+    assert sums["lost"] / slots == measured.kv_fragmented
+
 
 
 def assert_figures(trace: Trace, engine: dict):
@@ -174,6 +227,31 @@ def assert_figures(trace: Trace, engine: dict):
             "tokens_out": sum(len(span.tokens) for iteration in past for span in iteration.spans),
             "occupancy": busy / slot_steps,
         }
+
+
+@pytest.mark.parametrize("make", [Static, Orca])
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_figures_equal_the_metrics_over_slots(make, seed):
+    assert_equals_the_metrics(run(make, requests(9, 9, 9, seed), 3, Slots(60)))
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0, 8, 12]), st.sampled_from(["fcfs", "priority"]))
+@settings(max_examples=40, deadline=None)
+def test_figures_equal_the_metrics_over_blocks(seed, prefix, policy):
+    trace = busy(seed, prefix, policy=policy)
+    assert_equals_the_metrics(trace)
+    assert_tells_the_truth(trace)
+
+
+def test_the_samples_have_all_that_a_picture_can_show():
+    traces = [busy(seed, prefix) for seed in range(6) for prefix in (0, 12)]
+    seen = [measure(trace) for trace in traces]
+    for name in ("preemptions", "recomputed_tokens", "cached_tokens", "draft_tokens", "accepted_tokens"):
+        assert max(getattr(one, name) for one in seen) > 0, name
+    maps = [MemoryMap(engine_of(trace)) for trace in traces]
+    assert any(own.shared(number) for own in maps for number in range(20))
+    assert measure(run(Orca, requests(9, 9, 9), 3, Slots(60))).kv_fragmented > 0
 
 
 @given(traces())

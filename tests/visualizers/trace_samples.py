@@ -2,10 +2,10 @@
 
 import random
 
-from tinyengine.memory import Slots
+from tinyengine.memory import Blocks, Slots
 from tinyengine.request import Request, SamplingParams
-from tinyengine.scheduler import Scheduler
-from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
+from tinyengine.scheduler import Chunked, Scheduler
+from tinyengine.trace import Event, Holding, Iteration, RequestRecord, Span, Trace
 
 # One of each: chunks, a decode, a request held without budget, a preemption, its recompute, an abort.
 CHUNKS = Trace(
@@ -51,23 +51,27 @@ def requests(count: int = 12, longest: int = 24, prompt: int = 12, seed: int = 3
     return sized(*((chance.randint(1, prompt), chance.randint(2, longest)) for _ in range(count)))
 
 
-def run(make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, stage: str = "") -> Trace:
-    """The scheduler serves `work`; each iteration lasts 1 ms and 20 us a token, padding as a rectangle has it."""
-    scheduler = make(Slots(100_000), max_num_seqs)
-    trace = Trace(stage or make.__name__.lower(), max_num_seqs, 100_000)
+def run(
+    make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, memory=None, alphabet: int = 1000, **options
+) -> Trace:
+    """The scheduler serves `work`; an iteration lasts 1 ms and 20 us a row. Over slots, a batch is a padded rectangle."""
+    memory = memory or Slots(100_000)
+    scheduler = make(memory, max_num_seqs, **options)
+    trace = Trace(make.__name__.lower(), max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
     for request in work:
         scheduler.add(request)
         trace.arrive(request)
     time, chance = 0.0, random.Random(0)
-    while plan := scheduler.schedule():
-        widest = max(n_tokens for _, n_tokens in plan)
-        padding = widest * scheduler.rows(plan) - sum(n_tokens for _, n_tokens in plan)
-        duration = 0.001 + 0.00002 * widest * scheduler.rows(plan)
-        tokens = [chance.randrange(1000) for _ in plan]
+    while scheduler.has_unfinished():
+        budget = scheduler.token_budget
+        plan = scheduler.schedule()
+        computed = sum(n_tokens for _, n_tokens in plan)
+        rows = max(n_tokens for _, n_tokens in plan) * scheduler.rows(plan) if memory.contiguous else computed
+        duration = 0.001 + 0.00002 * rows
+        tokens = [_tokens(request, n_tokens, alphabet, chance) for request, n_tokens in plan]
         waiting = tuple(request.request_id for request in scheduler.waiting)
-        trace.record(
-            plan, tokens, scheduler.memory.holdings(), time=time, duration=duration, waiting=waiting, padding=padding
-        )
+        fields = {"time": time, "duration": duration, "waiting": waiting, "padding": rows - computed, "budget": budget}
+        trace.record(plan, tokens, memory.holdings(), **fields)
         for token in scheduler.commit(plan, tokens):
             trace.pieces.setdefault(token.request.request_id, []).append(f" word{token.token_id}")
             if token.finish_reason:
@@ -76,9 +80,35 @@ def run(make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, stage
     return trace
 
 
+def _tokens(request: Request, n_tokens: int, alphabet: int, chance: random.Random) -> int | list[int] | None:
+    """What a model without any sense would answer: of a draft, some are right."""
+    if n_tokens < request.gap:
+        return None
+    new = chance.randrange(alphabet)
+    if not request.draft:
+        return new
+    right = request.draft[: chance.randint(0, len(request.draft))]
+    return [*right, new]
+
+
+def busy(seed: int, prefix: int = 0, **options) -> Trace:
+    """Chunks over so few blocks that requests are preempted, with guesses, and with `prefix` tokens in common."""
+    chance = random.Random(seed)
+    work = [
+        Request(
+            f"r{n}", [5] * prefix + [chance.randrange(3) for _ in range(chance.randint(1, 30))],
+            SamplingParams(max_tokens=chance.randint(1, 20), ignore_eos=True),
+        )
+        for n in range(9)
+    ]  # fmt: skip
+    memory = Blocks(max(8, -(-(prefix + 50) // 4) + chance.randint(0, 6)), 4, enable_prefix_caching=prefix > 0)
+    return run(Chunked, work, 4, memory, 3, max_num_batched_tokens=16, num_speculative_tokens=3, **options)
+
+
 def wander(names: list[str], slots: int, count: int, chance: random.Random) -> Trace:
     """A scheduler that does anything that a Trace allows: chunks, pauses, preempts, aborts, guesses, at random."""
-    trace = Trace("", slots)
+    trace = Trace("", slots, 64)
+    memory: dict[str, Holding] = {}
     waiting, running, computed, total, reached = list(names), [], {}, {}, dict.fromkeys(names, 0)
     for name in names:
         trace.requests[name] = RequestRecord(name, chance.randint(1, 6), 100, 0.0)
@@ -88,6 +118,7 @@ def wander(names: list[str], slots: int, count: int, chance: random.Random) -> T
         for name in [name for name in running if chance.random() < 0.15]:
             trace.events.append(Event(number, "preempt", name))
             running.remove(name)
+            del memory[name]
             waiting.insert(chance.randint(0, len(waiting)), name)
             computed[name] = 0
         while waiting and len(running) < slots and chance.random() < 0.7:
@@ -105,9 +136,24 @@ def wander(names: list[str], slots: int, count: int, chance: random.Random) -> T
             reached[name] = max(reached[name], span.end)
             total[name] += new
             trace.pieces.setdefault(name, []).extend([name + "<"] * new)
-        record = Iteration(number / 8, 0.125, tuple(spans), tuple(waiting), chance.randint(0, 3))
+        for name in running:
+            memory[name] = _held(memory.get(name), computed[name], chance)
+        held = {name: memory[name] for name in running}
+        record = Iteration(number / 8, 0.125, tuple(spans), tuple(waiting), chance.randint(0, 3), memory=held)
         trace.iterations.append(record)
         for name in [name for name in running + waiting if chance.random() < 0.1]:
             trace.events.append(Event(number, chance.choice(["finish", "abort"]), name, chance.choice([None, "stop"])))
             (running if name in running else waiting).remove(name)
+            memory.pop(name, None)
     return trace
+
+
+def _held(before: Holding | None, computed: int, chance: random.Random) -> Holding:
+    """Grows at its end, in a new range, or comes to lie anywhere else."""
+    ranges = list(before.ranges) if before and chance.random() < 0.9 else []
+    if ranges and chance.random() < 0.4:
+        ranges[-1] = (ranges[-1][0], ranges[-1][1] + chance.randint(1, 4))
+    if not ranges or chance.random() < 0.3:
+        first = chance.randint(0, 50)
+        ranges.append((first, first + chance.randint(1, 8)))
+    return Holding(tuple(ranges), computed if chance.random() < 0.8 else chance.randint(0, 9))
