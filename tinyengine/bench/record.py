@@ -27,7 +27,7 @@ def record(results: dict[str, dict], device: str, command: str) -> dict:
 
 
 def machine(device: str) -> dict:
-    """load: processes that want a core, the mean of the last minute; above `cores`, the machine was busy with others."""
+    """load: processes that want a core, the mean of the last minute; above `cores`, others kept the machine busy."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

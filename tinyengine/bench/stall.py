@@ -108,4 +108,4 @@ def table(result: dict) -> Table:
         f"{result['worst_tbt_falls']:.1f}x, and {percent(result['throughput_keeps'])} of the throughput is kept "
         f"(medians of {result['repeats']} pairs of runs)."
     )
-    return Table(("stage", "worst TBT ms", "TTFT of the long prompt ms", "tokens/s", "iterations"), rows, note)
+    return Table(("stage", "worst TBT ms", "long prompt's TTFT ms", "tokens/s", "iterations"), rows, note)

@@ -20,12 +20,11 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
     def show(self, title: str, console: Console):
-        """Prints it; a column is never narrower than its longest word, so that it breaks at spaces alone."""
+        """Prints it, every word of a header on a line of its own, so that numbers alone decide how wide it is."""
         table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for number, column in enumerate(zip(self.header, *self.rows)):
-            longest = max(len(word) for cell in column for word in cell.split())
-            justify = "right" if number else "left"
-            table.add_column(column[0], justify=justify, vertical="bottom", min_width=longest, no_wrap=not number)
+        for index, name in enumerate(self.header):
+            justify = "right" if index else "left"
+            table.add_column(name.replace(" ", "\n"), justify=justify, vertical="bottom", no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
         console.print(table)
