@@ -1,0 +1,220 @@
+"""The benchmarks in a tiny configuration: they measure what they say, and the README says what they measured."""
+
+import io
+import json
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from tinyengine import STAGES, bench
+from tinyengine.bench import BENCHMARKS, benchmark, readme, record, scheduler, stages, stall
+from tinyengine.bench.table import Table, number, percent
+from tinyengine.cli import main
+from tinyengine.workload import workload
+
+RESULTS = sorted(readme.RESULTS.glob("*.json"))
+KEYS = {"command", "date", "commit", "device", "machine", "versions", "benchmarks"}
+
+
+@pytest.fixture(scope="module")
+def ladder():
+    return stages.run(workloads=("course",), repeats=2)
+
+
+@pytest.fixture(scope="module")
+def stalled():
+    return stall.run(decodes=2, long_prompt=300, max_tokens=40, sizes=(9, 17, 64), tbt_target=1e-6, repeats=2)
+
+
+# ------------------------------------------------------------------------------------------------ what they measure
+
+
+def test_the_ladder_counts_and_times_every_stage(ladder):
+    rows = ladder["workloads"]["course"]
+    assert [row["stage"] for row in rows] == list(STAGES)
+    assert all(row["exact"] is True for row in rows)
+    iterations = {row["stage"]: row["iterations"] for row in rows}
+    assert iterations["static"] > iterations["orca"] == iterations["selective"] == iterations["paged"]
+    padded = {row["stage"]: row["padded_rows"] for row in rows}
+    assert padded["static"] > 0 < padded["orca"] and padded["selective"] == padded["paged"] == padded["chunked"] == 0
+    assert all(row["ttft_p50_ms"] > 0 < row["tbt_p99_ms"] and row["tokens_per_s"] > 0 for row in rows)
+
+
+def test_blocks_waste_less_than_4_percent_beyond_each_last_one_and_less_than_a_reservation(ladder):
+    rows = {row["stage"]: row for row in ladder["workloads"]["course"]}
+    for stage in ("paged", "chunked"):
+        assert rows[stage]["kv_waste_past_last_block"] < 0.04
+        assert rows[stage]["kv_waste"] < rows["selective"]["kv_waste"] / 2
+    assert rows["selective"]["kv_waste"] == rows["selective"]["kv_waste_past_last_block"] > 0.5
+
+
+def test_the_ladder_takes_medians_of_times_and_says_no_to_one_wrong_output(tiny):
+    runs = [stages.Ladder(workload("course"), tiny).run("paged") for _ in range(3)]
+    times = sorted(run.row()["tokens_per_s"] for run in runs)
+    assert stages._row(runs)["tokens_per_s"] == times[1] and stages._row(runs)["exact"] is True
+    runs[1].exact -= 1
+    row = stages._row(runs)
+    assert row["exact"] is False
+    assert "NO" in stages.table({"repeats": 3, "workloads": {"course": [row]}}).markdown()
+
+
+def test_the_ladder_refuses_an_unknown_stage_before_it_runs():
+    with pytest.raises(ValueError, match="stage is 'nope', but the stages are static, orca"):
+        stages.run(stages=("paged", "nope"))
+
+
+def test_the_stall_is_that_of_a_prompt_among_decodes(stalled):
+    paged, chunked = stalled["stages"]["paged"], stalled["stages"]["chunked"]
+    assert stalled["budget"] == 16  # nothing keeps a promise of a microsecond
+    assert paged["iterations"] == 40  # a prompt taken whole costs the decodes no iteration more
+    # a prompt is cut as soon as the two decodes leave room: 64 tokens of theirs at first, 300 of the long one
+    assert chunked["iterations"] > paged["iterations"]
+    assert all(time > 0 for row in (paged, chunked) for time in row.values())
+    assert [tokens for tokens, _ in stalled["profile"]] == [9, 17, 64]
+
+
+def test_the_stall_measures_the_longest_gap_of_the_decodes_alone(tiny, monkeypatch):
+    """Times are given here, one unit for each token of an iteration: the gap is that of the prompt and the decodes."""
+    ends = {"decode 0": [1.0, 2.0, 5.5, 6.0], "decode 1": [1.0, 2.5, 3.0], "long": [9.0, 99.0]}
+    monkeypatch.setattr(stall, "token_times", lambda trace: {key: list(times) for key, times in ends.items()})
+    found = stall._once(tiny, "paged", 64, decodes=2, long_prompt=20, max_tokens=4)
+    assert found["worst_tbt"] == 3.5 == max(b - a for a, b in pairwise(ends["decode 0"]))
+    assert 8.0 < found["ttft_of_long_prompt"] < 9.0  # it arrived a moment after the start
+
+
+def test_a_promise_left_open_is_a_sixth_of_the_stall(monkeypatch, tiny):
+    worst = iter([0.3, 0.6, 9.0])
+    monkeypatch.setattr(stall, "profile", lambda *args, **options: [(16, 0.016), (512, 0.512)])
+    once = {"ttft_of_long_prompt": 1.0, "tokens_per_s": 1.0, "iterations": 1}
+    monkeypatch.setattr(stall, "_once", lambda *args: {"worst_tbt": next(worst, 1.0), **once})
+    result = stall.run(repeats=1)
+    assert result["tbt_target"] == pytest.approx(0.1)
+    assert result["budget"] in (80, 96)  # 100 tokens at a millisecond each, aligned
+
+
+def test_the_ratios_of_the_stall_are_those_of_pairs(monkeypatch):
+    monkeypatch.setattr(stall, "profile", lambda *args, **options: [(16, 0.016), (512, 0.512)])
+    speeds = {"paged": iter([1, 2, 4, 3]), "chunked": iter([1, 1, 1, 1])}
+
+    def once(model, stage, *sizes):
+        value = next(speeds[stage])
+        return {"worst_tbt": value, "ttft_of_long_prompt": 1.0, "tokens_per_s": value, "iterations": 1}
+
+    monkeypatch.setattr(stall, "_once", once)
+    result = stall.run(tbt_target=0.1, repeats=3)
+    assert result["worst_tbt_falls"] == 3 and result["throughput_keeps"] == pytest.approx(1 / 3)
+
+
+def test_the_scheduler_is_measured_with_all_requests_decoding():
+    result = scheduler.run(running=8, steps=20)
+    assert result["schedulers"].keys() == {"Paged", "Chunked"}
+    for row in result["schedulers"].values():
+        assert 0 < row["schedule"] < row["both"] and 0 < row["commit"] < row["both"]
+    for kind in scheduler.SCHEDULERS:
+        made = scheduler._decoding(kind, running=8, steps=20)
+        for _ in range(20):  # to the last step all decode, and nobody ends
+            plan = made.schedule()
+            assert [n for _, n in plan] == [1] * 8
+            assert not any(token.finish_reason for token in made.commit(plan, [1] * 8))
+            made.memory.check()
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_is_a_module_that_runs_and_tells(name):
+    module = benchmark(name)
+    assert module.run.__defaults__[0] == "cpu" and callable(module.table)
+
+
+def test_the_command_writes_results_and_all_that_they_depend_on(capsys, tmp_path, monkeypatch):
+    whole = scheduler.run
+    monkeypatch.setattr(scheduler, "run", lambda device: whole(device, running=4, steps=5))
+    path = tmp_path / "bench.json"
+    assert main(["bench", "scheduler", "--json", str(path)]) == 0
+    assert "4 requests decode; medians of 5 steps" in capsys.readouterr().out
+    written = json.loads(path.read_text())
+    assert written.keys() == KEYS
+    assert written["command"] == "tinyengine bench scheduler --device cpu" and written["device"] == "cpu"
+    assert written["benchmarks"].keys() == {"scheduler"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["nope"], "benchmark is 'nope', but the benchmarks are stages, stall, scheduler"),
+        (["scheduler", "nope"], "benchmark is 'nope', but the benchmarks are"),
+    ],
+)
+def test_an_unknown_benchmark_is_refused_before_anything_runs(capsys, argv, message):
+    assert main(["bench", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert not out and message in err and "Traceback" not in err
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(record.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device is 'cuda', but torch finds no CUDA GPU"):
+        bench.run(["scheduler"], "cuda")
+
+
+def test_a_record_outside_of_a_clone_has_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.commit() is None
+
+
+# ------------------------------------------------------------------------------------------------ what is told
+
+
+def test_a_table_for_a_page_and_for_a_terminal():
+    table = Table(("name", "a size", "much"), [("one", "1", "2"), ("two", "", "33")], "A note.")
+    assert table.markdown() == "| name | a size | much |\n| --- | ---: | ---: |\n| one | 1 | 2 |\n| two |  | 33 |"
+    out = io.StringIO()
+    table.show("title", Console(file=out, width=80))
+    assert out.getvalue().startswith("title") and out.getvalue().endswith("A note.\n\n")
+
+
+def test_tables_fit_a_terminal_of_80_columns(ladder, stalled):
+    results = {"stages": ladder, "stall": stalled, "scheduler": scheduler.run(running=4, steps=5)}
+    for name, result in results.items():
+        out = io.StringIO()
+        benchmark(name).table(result).show(name, Console(file=out, width=80))
+        text = out.getvalue()
+        assert all(len(line) <= 80 for line in text.splitlines()) and "…" not in text
+        for cell in [word for column in benchmark(name).table(result).header for word in column.split()]:
+            assert cell in text, f"{name} has lost {cell!r}"
+
+
+def test_numbers_and_shares():
+    assert [number(None), number(1234.56), number(0.26, 1)] == ["-", "1,235", "0.3"]
+    assert percent(0.1234) == "12.3%"
+
+
+def test_a_page_is_filled_between_its_markers_and_nowhere_else():
+    page = "a <!-- one -->\nold\n<!-- /one --> b <!-- two --><!-- /two --> c"
+    filled = readme.fill(page, {"one": r"new \1", "two": "2"})
+    assert filled == "a <!-- one -->\nnew \\1\n<!-- /one --> b <!-- two -->\n2\n<!-- /two --> c"
+    assert readme.fill(filled, {"one": "newer"}).count("newer") == 1
+    with pytest.raises(ValueError, match="the page has no one place for 'three'"):
+        readme.fill(page, {"three": "3"})
+
+
+def test_the_readme_states_the_measured_figures():
+    """They are generated (python -m tinyengine.bench.readme), never typed."""
+    text = readme.README.read_text(encoding="utf-8")
+    parts = readme.blocks()
+    assert all(parts.values()), "a benchmark has no results"
+    assert readme.fill(text, parts) == text
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_committed_results_are_whole(path):
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert written.keys() == KEYS and written["benchmarks"].keys() <= set(BENCHMARKS)
+    assert written["versions"].keys() == {"python", "torch", "transformers"} and written["commit"]
+    assert written["machine"].keys() == {"cpu", "cores", "threads", "load", "gpu"}
+    for rows in written["benchmarks"].get("stages", {"workloads": {}})["workloads"].values():
+        assert [row["stage"] for row in rows] == list(STAGES) and all(row["exact"] for row in rows)
