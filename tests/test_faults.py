@@ -516,6 +516,30 @@ def test_a_stop_when_that_uses_the_engine_costs_nobody_a_token(random_model, alo
     assert_nothing_left(engine)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_tokens_that_an_interrupt_left_behind_come_with_the_next_step(random_model, alone, stage):
+    """Also where nothing is left to run, and they are all that the step has to give."""
+
+    def interrupt(token_ids):
+        if len(token_ids) == LIMITS[0].max_tokens:
+            raise KeyboardInterrupt
+
+    engine = iteration_engine(random_model, stage, num_slots=64)
+    engine.add_request(PROMPTS[0], replace(LIMITS[0], stop_when=interrupt), request_id="first")
+    engine.add_request(PROMPTS[0], LIMITS[0], request_id="second")
+    engine.add_request(PROMPTS[1], LIMITS[1], request_id="late", arrival=50)
+    for _ in range(LIMITS[0].max_tokens - 1):
+        engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.outputs["first"].finish_reason == "length" and engine.outputs["second"].finish_reason is None
+    (token,) = engine.step()
+    assert token.request_id == "second" and token.finish_reason == "length"
+    drain(engine)
+    assert [engine.outputs[name].token_ids for name in ("first", "second", "late")] == [alone[0], alone[0], alone[1]]
+    assert_nothing_left(engine)
+
+
 # ---- A stop in the middle of several tokens --------------------------------------------------------------------------
 
 COUNTED = chat("Count from 5 to 35.") + " ".join(map(str, range(5, 36)))
