@@ -103,8 +103,8 @@ def compiled():
 def build(counts, contexts, *, heads, kv_heads, head_dim, block_size, dtype, device="cpu", seed=0, poison=float("nan")):
     """A batch: counts[r] new tokens behind contexts[r] older ones, in scattered blocks of the second of three layers.
 
-    Every slot and every block table entry that no request owns holds poison: NaN or infinity, and a block that is not
-    there. The blocks' order and the poisoned rest depend on the seed; each request's own numbers on its place in the
+    Every slot and every block table entry that no request owns holds poison: NaN or infinity, and a free block's
+    number. The blocks' order and the poisoned rest depend on the seed; each request's own numbers on its place in the
     list alone, so that another arrangement of the same batch can be made with another seed."""
     chance = torch.Generator().manual_seed(seed)
     lengths = [count + context for count, context in zip(counts, contexts)]
@@ -113,7 +113,7 @@ def build(counts, contexts, *, heads, kv_heads, head_dim, block_size, dtype, dev
     order = torch.randperm(n_blocks, generator=chance)
     arena = torch.full((2, n_blocks, 3, block_size, kv_heads, head_dim), poison, dtype=dtype)
     keys, values = arena[0, :, 1], arena[1, :, 1]  # a layer that is not contiguous
-    table = torch.full((len(counts), max(blocks) + 2), 2**31 - 1, dtype=torch.int32)
+    table = torch.full((len(counts), max(blocks) + 2), int(order[-1]), dtype=torch.int32)  # a free block
     q, own_keys, own_values, used = [], [], [], 0
     for index, (count, length) in enumerate(zip(counts, lengths)):
         own = torch.Generator().manual_seed(1000 + index)
