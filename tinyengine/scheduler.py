@@ -397,7 +397,8 @@ class Chunked(Paged):
         urgent prompt takes all. None: no limit, for a prompt that must not be cut."""
         if not self.chunking and _prefills(request):
             return None
-        return max(1, budget - behind)
+        left = budget - behind
+        return left if left > 1 else 1  # max() would be a tenth of the step
 
     def _waiting_pass(self, budget: int, queued: int) -> Plan:
         """New requests, in order, up to the first whose whole prompt does not fit; none in a step that preempted:
