@@ -233,6 +233,20 @@ def test_the_same_text_computed_side_by_side_stays_apart_and_the_first_is_found(
     memory.check()
 
 
+def test_a_hit_ends_at_the_first_block_that_is_gone():
+    """a and b computed one text side by side, so b's first block is not in the cache, and its second is."""
+    memory = Blocks(9, 4, True)
+    a, b = request("a", 5), request("b", 9)
+    for one in (a, b):
+        assert found(memory, one) == 0 and memory.grow(one, len(one.tokens))
+    for one in (a, b):
+        compute(memory, one, len(one.tokens))
+    memory.release(a)
+    memory.release(admit(memory, request("c", [99] * 24)))  # all that was free, a's blocks among it
+    memory.check()
+    assert found(memory, request("d", 9)) == 0
+
+
 def test_free_cached_blocks_count_as_room_only_once():
     memory = Blocks(3, 4, True)
     memory.release(admit(memory, request("a", 9)))  # two full blocks cached, all three free

@@ -295,6 +295,17 @@ def test_guesses_never_take_the_tokens_of_a_decode_behind():
     drive.run()
 
 
+def test_what_a_preemption_lost_is_computed_before_anything_is_guessed():
+    scheduler = Chunked(Blocks(20, 4), 1, 8, num_speculative_tokens=3)
+    scheduler.add(request := make(0, 2, 30))
+    request.tokens += [0, 1, 2, 3] * 3  # as if it had been preempted with twelve tokens of output
+    assert scheduler.schedule() == [(request, 8)] and request.draft == []
+    scheduler.commit([(request, 8)], [None])
+    assert scheduler.schedule() == [(request, 6)] and request.draft == []  # past the prompt, and still behind
+    scheduler.commit([(request, 6)], [0])
+    assert scheduler.schedule() == [(request, 4)] and request.draft == [1, 2, 3]
+
+
 def test_cached_tokens_take_nothing_of_the_budget():
     drive = chunked(20, 8, caching=True).add(make(0, 17, 1)).run()
     drive.add(make(1, [*drive.requests[0].prompt_token_ids[:16], 3, 3, 3], 1))

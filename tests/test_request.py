@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tinyengine.request import Lifecycle, Request, SamplingParams
+from tinyengine.request import SLO_CLASSES, Lifecycle, Request, SamplingParams, Slo
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**400  # a whole number that no float can hold
@@ -165,3 +165,41 @@ def test_a_request_ends_for_the_reason_its_newest_token_gives(params, output, re
     request = Request("r", [1, 5], params, eos_token_ids=(5, 6))  # its prompt ends with an end-of-sequence token
     request.tokens += output
     assert request.reason_to_finish() == reason
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"), [([4], None), ([4, 4], "length"), ([0], "stop"), ([4, 0], "stop"), ([], None)]
+)
+def test_a_request_can_be_asked_what_tokens_would_do_before_it_has_them(new, reason):
+    request = Request("r", [1], SamplingParams(max_tokens=3), eos_token_ids=(0,))
+    request.tokens.append(4)
+    assert request.reason_to_finish(new) == reason and request.tokens == [1, 4]
+
+
+def test_guesses_belong_to_the_gap_and_are_no_tokens():
+    request = Request("r", [1, 2, 3])
+    request.computed, request.draft = 2, [8, 9]
+    assert request.gap == 3 and request.tokens == [1, 2, 3] and request.output_token_ids == []
+
+
+@pytest.mark.parametrize("name", ["ttft", "tbt"])
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, "1", True])
+def test_a_promise_is_a_number_of_seconds_above_0(name, seconds):
+    with pytest.raises(ValueError, match=f"the {name} of an Slo is .* above 0"):
+        Slo(**{name: seconds})
+
+
+def test_a_deadline_is_arrival_plus_the_promise():
+    assert Request("r", [1], arrival=3.0, slo=Slo(ttft=0.5)).deadline == 3.5
+    assert Request("r", [1], arrival=3.0, slo=Slo(tbt=0.5)).deadline == Request("r", [1]).deadline == math.inf
+
+
+def test_the_classes_promise_less_and_less():
+    interactive, standard, batch = (SLO_CLASSES[name] for name in ("interactive", "standard", "batch"))
+    assert interactive.ttft < standard.ttft and interactive.tbt < standard.tbt and batch == Slo()
+
+
+@pytest.mark.parametrize("value", [7, "stop", [1]])
+def test_stop_when_is_a_function(value):
+    with pytest.raises(ValueError, match=r"stop_when is .* must be a function"):
+        SamplingParams(stop_when=value)

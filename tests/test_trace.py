@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from drive import chunked
+from drive import make as request_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyengine.memory import Slots
+from tinyengine.metrics import measure
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import EVENT_KINDS, Event, Holding, Iteration, RequestRecord, Span, Trace
@@ -99,6 +102,15 @@ def test_a_trace_survives_a_file(tmp_path):
     trace.save(tmp_path / "run.json")
     assert Trace.load(tmp_path / "run.json") == trace
     assert "日本語" in (tmp_path / "run.json").read_text(encoding="utf-8")
+
+
+def test_a_trace_with_guesses_shared_blocks_and_preemptions_survives_json_text():
+    drive = chunked(9, 12, caching=True, num_speculative_tokens=3)
+    drive.add(*(request_of(n, [0, 1, 2, 3] * 2 + [n] * 5, 12) for n in range(4))).run()
+    numbers = drive.metrics
+    assert numbers.preemptions and numbers.cached_tokens and numbers.accepted_tokens and numbers.recomputed_tokens
+    again = Trace.from_json(json.loads(json.dumps(drive.trace.to_json())))
+    assert again == drive.trace and measure(again) == numbers
 
 
 def test_an_empty_trace_survives_json_text():
