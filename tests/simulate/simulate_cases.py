@@ -43,9 +43,7 @@ def jobs(draw, largest: int = 30, most: int = 24):
     moment, found = 0.0, []
     for _ in range(draw(st.integers(1, most))):
         moment += draw(st.sampled_from([0, 0, 0, 1, 2, 5, 40])) / 16
-        found.append(
-            Job(moment, draw(prompt), draw(st.integers(1, 20)), draw(st.sampled_from([0, 0, 1])))
-        )
+        found.append(Job(moment, draw(prompt), draw(st.integers(1, 20)), draw(st.sampled_from([0, 0, 1]))))
     return found
 
 
