@@ -28,13 +28,14 @@ def run(names: Sequence[str], device: str = "cpu", path: Path | None = None):
     modules = {name: benchmark(name) for name in names}
     from rich.console import Console  # imported here: the command line's help needs none of it
 
-    from tinyengine.bench.record import check_device, record
+    from tinyengine.bench.record import check_device, circumstances
 
     check_device(device)
-    console, results = Console(), {}
+    console, before, results = Console(), circumstances(device), {}
     for name, module in modules.items():
         results[name] = module.run(device)
-        module.table(results[name]).show(name, console)
         if path:  # after each: an hour's results do not hang on the last of them
             command = f"tinyengine bench {' '.join(results)} --device {device}"
-            path.write_text(json.dumps(record(results, device, command), indent=2) + "\n", encoding="utf-8")
+            whole = {"command": command, **before, "benchmarks": results}
+            path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        module.table(results[name]).show(name, console)

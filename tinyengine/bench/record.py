@@ -1,4 +1,4 @@
-"""A run of benchmarks as JSON: the results, and all that they depend on."""
+"""What the results of benchmarks depend on: the machine, the versions, the commit."""
 
 import os
 import platform
@@ -13,16 +13,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("torch", "transformers")
 
 
-def record(results: dict[str, dict], device: str, command: str) -> dict:
-    """results: by name of the benchmark. device: "cpu" or "cuda". command: that which repeats the run."""
+def circumstances(device: str) -> dict:
+    """To be asked before a run: it takes minutes, and it is itself a load. device: "cpu" or "cuda"."""
     return {
-        "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "device": device,
         "machine": machine(device),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "benchmarks": results,
     }
 
 

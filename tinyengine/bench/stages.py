@@ -82,7 +82,7 @@ def run(
     device: str = "cpu",
     workloads: tuple[str, ...] = ("short_long_mix", "lookups"),
     stages: tuple[str, ...] = tuple(STAGES),
-    repeats: int = 5,
+    repeats: int = 3,
 ) -> dict:
     """{"repeats", "workloads": {name: [one row of the scoreboard for each stage, and kv_waste_past_last_block]}}"""
     check_stages(stages)
