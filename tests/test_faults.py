@@ -28,7 +28,8 @@ class Boom(Exception):
 # ---- A fake model, whose next token is a hash of the text that it finds in memory ------------------------------------
 
 VOCABULARY, POSITIONS, EOS = 24, 96, 23
-FEATURES = torch.randint(2**20, (VOCABULARY, POSITIONS), generator=torch.Generator().manual_seed(0)).tolist()
+# small whole numbers: their sums are exact also where a stage computes its mean in float32
+FEATURES = torch.randint(2**10, (VOCABULARY, POSITIONS), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def following(total: int, newest: int) -> int:
@@ -82,7 +83,14 @@ def expected(prompt: list[int], params: SamplingParams) -> list[int]:
     return text[len(prompt) :]
 
 
-def test_the_fake_model_is_what_it_is_expected_to_be():
+@pytest.fixture
+def fakes(monkeypatch):
+    """Engines take the fake model: it has no weights that a stage could bring operators for."""
+    for _, _, make_attention in STAGES.values():
+        monkeypatch.setattr(make_attention, "operators", staticmethod(lambda model: None))
+
+
+def test_the_fake_model_is_what_it_is_expected_to_be(fakes):
     rng = random.Random(2)
     jobs = [Job([rng.randrange(VOCABULARY) for _ in range(n)], SamplingParams(max_tokens=30)) for n in (1, 5, 20, 60)]
     for stage in STAGES:
@@ -286,7 +294,7 @@ RUNS = {"paged": 8, "chunked": 12}  # of 350 steps each; 4 of the other stages
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
-def test_thousands_of_random_steps(stage):
+def test_thousands_of_random_steps(fakes, stage):
     """More than 10,000 in all stages together, with faults at every place where somebody else's code runs."""
     engines, seen = [], Counter()
     for seed in range(RUNS.get(stage, 4)):
