@@ -1,5 +1,8 @@
 """What a picture says in numbers, from the very dict that it is drawn from. Pure Python."""
 
+from dataclasses import dataclass, field
+from itertools import pairwise
+
 KINDS = ("prefill", "chunk", "decode", "recompute", "guess", "padding")  # of rows of a batch
 
 
@@ -71,3 +74,89 @@ def figures(engine: dict, iteration: int | None = None) -> dict:
         "tokens_out": sum(tokens_out(engine)[:stop]),
         "occupancy": busy / slot_steps if slot_steps else None,
     }
+
+
+@dataclass
+class Life:
+    """What became of a request. arrive, first (its first token) and end: iterations; came: those of its tokens, with
+    repeats; worst: the iterations of two tokens with the longest gap between them; kind: "finish" or "abort"."""
+
+    request: int
+    arrive: int = 0
+    runs: list[list] = field(default_factory=list)
+    came: list[int] = field(default_factory=list)
+    end: int | None = None
+    kind: str | None = None
+    worst: tuple[int, int] | None = None
+
+    @property
+    def first(self) -> int | None:
+        return self.came[0] if self.came else None
+
+
+def lives(engine: dict) -> list[Life]:
+    """All requests that arrived, in order of arrival."""
+    found: dict[int, Life] = {}
+    for number, kind, request, *_ in engine["events"]:
+        life = found.setdefault(request, Life(request))
+        if kind == "arrive":
+            life.arrive = number
+        elif kind in ("finish", "abort"):
+            life.end, life.kind = number, kind
+    for request in engine["records"]:
+        found.setdefault(request, Life(request))
+    for run in engine["runs"]:
+        life = found[run[1]]
+        life.runs.append(run)
+        for number, emitted in enumerate(run[7], run[3]):
+            life.came.extend([number] * (len(emitted) if isinstance(emitted, list) else emitted is not None))
+    done = [time + duration for time, duration in zip(engine["time"], engine["duration"], strict=True)]
+    for life in found.values():
+        gaps = [(done[later] - done[sooner], (sooner, later)) for sooner, later in pairwise(life.came)]
+        longest = max(gaps, key=lambda gap: gap[0], default=(0, None))
+        life.worst = longest[1] if longest[0] > 0 else None
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class FlatSpan:
+    """A request's rows of one iteration. offset: the first one. due: how many, from its last one back, are sampled."""
+
+    request: int
+    phase: int
+    start: int
+    size: int
+    offset: int
+    due: int
+
+
+@dataclass(frozen=True)
+class Flat:
+    """One iteration's batch, of `size` rows in all. width: that of a rectangle, padded on the right, where there is
+    padding (a batch with padding has no other form); None for a stream."""
+
+    spans: list[FlatSpan]
+    size: int
+    padding: int
+    width: int | None
+
+
+def flat(engine: dict, iteration: int) -> Flat:
+    """The batch of an iteration, in batch order."""
+    here = {}
+    for _, request, phase, first, length, start, n_tokens, tokens, draft, _ in engine["runs"]:
+        if not first <= iteration < first + length:
+            continue
+        for emitted in tokens[: iteration - first]:
+            start += n_tokens - (draft - (len(emitted) - 1 if isinstance(emitted, list) else 0))
+        here[request] = (phase, start, n_tokens, draft + 1 if tokens[iteration - first] is not None else 0)
+    order = lists(engine["batch"], iteration + 1)[-1] if iteration >= 0 else []
+    padding, computed = (engine["padding"][iteration], sum(part[2] for part in here.values())) if order else (0, 0)
+    widest = max((part[2] for part in here.values()), default=0)
+    width = widest if padding and (computed + padding) % widest == 0 else None
+    spans, offset = [], 0
+    for number, request in enumerate(order):
+        phase, start, size, due = here[request]
+        spans.append(FlatSpan(request, phase, start, size, number * width if width else offset, due))
+        offset += size
+    return Flat(spans, computed + padding, padding, width)

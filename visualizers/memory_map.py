@@ -96,6 +96,12 @@ class MemoryMap:
             found[request] = Holding(ranges, self.used[number][iteration - first])
         return found
 
+    @property
+    def shown(self) -> int:
+        """Addresses worth a picture: an arena of which the run needs a small part is not drawn to its end."""
+        reach = max((past for *_, parts, _ in self.holdings for _, _, past in parts), default=1)
+        return self.num_slots if reach * 2 > self.num_slots else -(-reach // self.block_size) * self.block_size
+
     def shared(self, iteration: int) -> list[tuple[int, int]]:
         """Ranges that more than one request holds, by address."""
         edges = Counter()

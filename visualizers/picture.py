@@ -1,51 +1,79 @@
-"""The static twin: the same rows, colours and hatching as the widget, as one PNG of the whole run (matplotlib)."""
+"""The static twin: what the widget shows, as one PNG of the whole run (matplotlib)."""
 
 import io
 import warnings
-from itertools import groupby
+from dataclasses import dataclass
 
-from visualizers.figures import figures as _figures
+from visualizers.figures import figures as figures_of
+from visualizers.twins import batch, flat, memory, requests, slots, text
+from visualizers.twins.common import ACCENT, DIM, DPI, INK, LEFT, SHARE, WIDTH, iteration_ticks
 
-WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and sharp on dense screens
-SHARE = 0.922  # of the width, for the cells
-HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
-GRID, EDGE, DIM, INK = "#c3cad2", "#39424d", "#59636e", "#1b1f24"
-PALE, EDGED = 0.66, 0.3  # how far a hue is mixed with white in a decode, with ink at an edge (as in static/style.js)
-TITLE, FOOT = 0.36, 0.75  # inches, above each engine and below the last (axis and legend)
-MOST_GRID = 160  # iterations; beyond, a line between any two would be all that is seen
-CHARACTER = 0.062  # inches that a character of a label takes, at most
+TWINS = {"slots": slots, "batch": batch, "requests": requests, "memory": memory, "text": text, "flat": flat}
+TITLE, BETWEEN, AXIS, FOOT = 0.36, 0.1, 0.34, 0.1  # inches: above each engine, between views, below, at the bottom
+LEGEND_LINE, LEGEND_WIDTH = 0.21, 118  # inches, and characters that a line of the legend has room for
+
+
+@dataclass
+class Place:
+    """Where one view of one engine lies: `top` inches from the top of the picture, of the width that SHARE gives."""
+
+    engine: dict
+    view: str
+    top: float
+    height: float
 
 
 def draw(data: dict) -> bytes:
-    """PNG bytes of the dict that `frames.build` made."""
+    """PNG bytes of the dict that Player sends."""
+    return render(data)[0]
+
+
+def render(data: dict) -> tuple[bytes, list[Place], float]:
+    """The PNG, where its views lie, and its height in inches."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    engines = data["engines"]
-    heights = [_height(engine) for engine in engines]
-    total = sum(heights) + TITLE * len(engines) + FOOT
+    places, total = layout(data)
     with rc_context({"hatch.linewidth": 0.6, "font.family": "DejaVu Sans", "text.parse_math": False}):
+        legend = legend_lines(data)
+        total += LEGEND_LINE * len(legend) + FOOT
         figure = Figure(figsize=(WIDTH, total), dpi=DPI, facecolor="white")
         canvas = FigureCanvasAgg(figure)
-        longest = max(1, *(len(engine["time"]) for engine in engines))
-        top = total
-        for engine, height in zip(engines, heights, strict=True):
-            top -= TITLE + height
-            axes = figure.add_axes((0.07, top / total, SHARE, height / total))
-            _draw_engine(axes, engine, data, longest, height)
-        axes.set_xlabel("iteration", fontsize=8, color=DIM)
-        axes.tick_params(labelbottom=True)
-        _draw_legend(figure, data)
+        longest = max(1, *(len(engine["time"]) for engine in data["engines"]))
+        for number, place in enumerate(places):
+            bottom = 1 - (place.top + place.height) / total
+            axes = figure.add_axes((LEFT, bottom, SHARE, place.height / total))
+            first = number == 0 or places[number - 1].engine is not place.engine
+            _draw_view(axes, place, data, longest, first)
+            if number + 1 == len(places) or not _timed(places[number + 1]):
+                _label_iterations(axes, place)
+        for number, entries in enumerate(legend):
+            _draw_legend(figure, entries, (FOOT / 2 + LEGEND_LINE * (len(legend) - 1 - number)) / total)
         out = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph")  # a name in a script that the font has not: a box, no more
             canvas.print_png(out, metadata={"Software": None})  # no version: the same trace gives the same bytes
-    return out.getvalue()
+    return out.getvalue(), places, total
+
+
+def layout(data: dict) -> tuple[list[Place], float]:
+    """The views of all engines from top to bottom, and where the last one ends."""
+    places, top = [], 0.0
+    for engine in data["engines"]:
+        top += TITLE
+        for view in data["views"]:
+            height = TWINS[view].height(engine)
+            places.append(Place(engine, view, top, height))
+            top += height + BETWEEN
+            if TWINS[view].TIMED and view == [v for v in data["views"] if TWINS[v].TIMED][-1]:
+                top += AXIS * (len(data["views"]) > 1 or engine is data["engines"][-1])
+        top -= BETWEEN
+    return places, top + BETWEEN
 
 
 def title(engine: dict) -> str:
-    figures = _figures(engine)
+    figures = figures_of(engine)
     if not figures["iterations"]:
         return f"{engine['name']}: no iteration ran"
     return (
@@ -54,125 +82,55 @@ def title(engine: dict) -> str:
     )
 
 
-def _height(engine: dict) -> float:
-    """Inches of its rows."""
-    return engine["slots"] * max(0.05, min(0.24, 3.2 / engine["slots"]))
+def legend_lines(data: dict) -> list[list[tuple]]:
+    """The legends of all views, each entry once, in lines that are not too long."""
+    entries = {words: handle for view in data["views"] for words, handle in TWINS[view].legend(data)}
+    lines: list[list[tuple]] = []
+    room = 0
+    for words, handle in entries.items():
+        if len(words) + 9 > room:
+            lines.append([])
+            room = LEGEND_WIDTH
+        lines[-1].append((words, handle))
+        room -= len(words) + 9
+    return lines
 
 
-def _draw_engine(axes, engine: dict, data: dict, longest: int, height: float):
-    slots, count = engine["slots"], len(engine["time"])
-    axes.set(xlim=(0, longest * 1.001), ylim=(slots, 0))
-    axes.set_title(title(engine), loc="left", fontsize=9, color=INK, pad=5)
+def _timed(place: Place) -> bool:
+    return TWINS[place.view].TIMED
+
+
+def _draw_view(axes, place: Place, data: dict, longest: int, first: bool):
+    here = playhead(data, place.engine)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=8, labelcolor=DIM, labelbottom=False)
-    _draw_ticks(axes, longest, slots, height)
-    axes.hlines(range(slots + 1), 0, count, color=GRID, linewidth=0.5, zorder=0)
-    if longest <= MOST_GRID:
-        axes.vlines(range(count + 1), 0, slots, color=GRID, linewidth=0.5, zorder=0)
-    _draw_runs(axes, engine, data)
-    _draw_stretches(axes, engine, data)
-    if height / slots > 0.14:
-        _draw_labels(axes, engine, data, longest)
+    if _timed(place):
+        axes.set(xlim=(0, longest * 1.001))
+        iteration_ticks(axes, longest)
+    TWINS[place.view].draw(axes, place.engine, data, here, longest)
+    if first:
+        axes.set_title(title(place.engine), loc="left", fontsize=9, color=INK, pad=5)
+    if _timed(place) and data["iteration"] is not None and here >= 0:
+        low, high = axes.get_ylim()
+        around = [here, here + 1, here + 1, here, here], [low, low, high, high, low]
+        axes.plot(*around, color=ACCENT, linewidth=1.3, clip_on=False)
 
 
-def _draw_ticks(axes, longest: int, slots: int, height: float):
-    """Iteration n is the cell from n to n + 1, so its number stands below the middle."""
-    from matplotlib.ticker import MaxNLocator
-
-    numbers = [int(n) for n in MaxNLocator(12, integer=True).tick_values(0, longest - 1) if 0 <= n < longest]
-    axes.set_xticks([n + 0.5 for n in numbers], [str(n) for n in numbers])
-    every = max(1, round(0.13 * slots / height + 0.49))
-    rows = range(0, slots, every)
-    axes.set_yticks([row + 0.5 for row in rows], [f"slot {row}" if row == 0 else str(row) for row in rows])
+def _label_iterations(axes, place: Place):
+    if _timed(place):
+        axes.set_xlabel("iteration", fontsize=8, color=DIM)
+        axes.tick_params(labelbottom=True)
 
 
-def _draw_runs(axes, engine: dict, data: dict):
-    """One collection per phase, because a collection has one hatching; outlines apart, because a hatching has the
-    colour of its outline (before matplotlib 3.11)."""
-    from matplotlib.collections import PolyCollection
-
-    for number, phase in enumerate(data["phases"]):
-        runs = [run for run in engine["runs"] if run[2] == number]
-        boxes, hues = [_box(run[0], run[3], run[3] + run[4]) for run in runs], [_hue(data, run[1]) for run in runs]
-        axes.add_collection(PolyCollection(boxes, facecolors=[_fill(hue, phase) for hue in hues], **_hatching(phase)))
-        edges = [mix(hue, INK, EDGED) for hue in hues]
-        axes.add_collection(PolyCollection(boxes, facecolors="none", edgecolors=edges, linewidths=0.6))
+def playhead(data: dict, engine: dict) -> int:
+    """The iteration that is drawn where a view shows one; -1 where there is none."""
+    last = len(engine["time"]) - 1
+    return last if data["iteration"] is None else min(data["iteration"], last)
 
 
-def _fill(hue: str, phase: str) -> str:
-    return mix(hue, "#ffffff", PALE) if phase == "decode" else hue
-
-
-def _hatching(phase: str) -> dict:
-    return {"edgecolor": "#ffffffbf", "linewidth": 0, "hatch": HATCH[phase] or None}
-
-
-def _draw_stretches(axes, engine: dict, data: dict):
-    from matplotlib.collections import PolyCollection
-
-    for row, request, first, end in engine["held"]:
-        axes.hlines(row + 0.5, first, end, color=mix(_hue(data, request), INK, EDGED), linestyle=":", linewidth=1)
-    boxes = [_box(row, first, end) for row, _, first, end in engine["preempted"]]
-    edges = [mix(_hue(data, request), INK, EDGED) for _, request, _, _ in engine["preempted"]]
-    axes.add_collection(PolyCollection(boxes, facecolors="none", edgecolors=edges, linestyles="--", linewidths=1.1))
-
-
-def _draw_labels(axes, engine: dict, data: dict, longest: int):
-    """The request's name at the left of its stay in a row, where there is room for it."""
-    from matplotlib.patheffects import withStroke
-
-    inches = WIDTH * SHARE / longest  # of one iteration
-    by_row = sorted(engine["runs"], key=lambda run: (run[0], run[3]))
-    for (row, request), runs in groupby(by_row, key=lambda run: (run[0], run[1])):
-        runs = list(runs)
-        first, end = runs[0][3], runs[-1][3] + runs[-1][4]
-        shift = min(1, end - first - 1) if inches < 0.2 else 0  # past a prefill's hatching
-        text = data["requests"][request][1]
-        if len(text) * CHARACTER > (end - first - shift) * inches:
-            text = text.removeprefix("req ")
-        if len(text) * CHARACTER > (end - first - shift) * inches:
-            continue
-        halo = withStroke(linewidth=2, foreground=mix(_hue(data, request), "#ffffff", PALE))
-        axes.annotate(
-            text, (first + shift, row + 0.5), (2.5, -0.5), textcoords="offset points", va="center", fontsize=7,
-            color=INK, path_effects=[halo], parse_math=False,
-        )  # fmt: skip
-
-
-def _draw_legend(figure, data: dict):
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    hue = data["palette"][0]
-    edge = mix(hue, INK, EDGED)
-    used = {run[2] for engine in data["engines"] for run in engine["runs"]}
-    # A tuple of handles is drawn one over the other.
-    entries = [
-        (name, (Patch(facecolor=_fill(hue, name), **_hatching(name)), Patch(facecolor="none", edgecolor=edge, lw=0.6)))
-        for number, name in enumerate(data["phases"])
-        if number in used
-    ]
-    entries.append(("idle", Patch(facecolor="none", edgecolor=GRID)))
-    if any(engine["preempted"] for engine in data["engines"]):
-        entries.append(("preempted", Patch(facecolor="none", edgecolor=edge, linestyle="--")))
-    if any(engine["held"] for engine in data["engines"]):
-        entries.append(("in the batch, no budget left", Line2D([], [], color=edge, linestyle=":", linewidth=1)))
-    labels, handles = zip(*entries)
+def _draw_legend(figure, entries: list[tuple], bottom: float):
+    labels, handles = zip(*entries, strict=True)
     figure.legend(
-        handles, labels, loc="lower left", bbox_to_anchor=(0.063, 0), ncols=len(handles), frameon=False, fontsize=8,
-        labelcolor=DIM, handlelength=1.8, columnspacing=1.6,
+        handles, labels, loc="lower left", bbox_to_anchor=(LEFT - 0.007, bottom), ncols=len(handles), frameon=False,
+        fontsize=8, labelcolor=DIM, handlelength=1.8, columnspacing=1.6, borderaxespad=0, borderpad=0,
     )  # fmt: skip
-
-
-def _box(row: int, first: int, end: int) -> list[tuple[float, float]]:
-    return [(first, row + 0.06), (end, row + 0.06), (end, row + 0.94), (first, row + 0.94)]
-
-
-def _hue(data: dict, request: int) -> str:
-    return data["palette"][request % len(data["palette"])]
-
-
-def mix(colour: str, other: str, share: float) -> str:
-    """`share` of `other` in `colour`; both "#rrggbb"."""
-    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
-    return "#" + "".join(f"{round(a * (1 - share) + b * share):02x}" for a, b in pairs)

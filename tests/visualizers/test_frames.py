@@ -20,6 +20,7 @@ from visualizers import compare, frames, show
 from visualizers.captions import label
 from visualizers.figures import KINDS, composition, figures, lists, waiting
 from visualizers.memory_map import MemoryMap
+from visualizers.player import VIEWS
 
 
 def engine_of(trace: Trace) -> dict:
@@ -284,4 +285,4 @@ def test_the_page_carries_the_data_whatever_the_text(tmp_path_factory, one, two)
 def test_extremes(trace, tmp_path):
     assert_tells_the_truth(trace)
     show(trace).to_html(tmp_path / "page.html")
-    assert show(trace).to_png(tmp_path / "picture.png") == (tmp_path / "picture.png").read_bytes()
+    assert show(trace, views=VIEWS).to_png(tmp_path / "picture.png") == (tmp_path / "picture.png").read_bytes()

@@ -5,11 +5,16 @@ import io
 import sys
 
 import numpy as np
+import pytest
 from matplotlib.image import imread
-from trace_samples import CHUNKS, requests, run
+from trace_samples import CHUNKS, busy, requests, run
 
+from tinyengine.memory import Slots
 from tinyengine.scheduler import Orca, Static
+from tinyengine.trace import Trace
 from visualizers import compare, picture, show
+from visualizers.player import VIEWS
+from visualizers.twins.common import pale as mixed
 
 
 def pixels(png: bytes) -> np.ndarray:
@@ -36,7 +41,7 @@ def test_the_same_trace_gives_the_same_bytes():
 def test_the_hues_of_the_requests_are_in_it():
     image = (pixels(show(CHUNKS).to_png())[..., :3] * 255).round().astype(int)
     for colour in show(CHUNKS).data["palette"][:3]:
-        pale = [int(picture.mix(colour, "#ffffff", picture.PALE)[n : n + 2], 16) for n in (1, 3, 5)]
+        pale = [int(mixed(colour)[n : n + 2], 16) for n in (1, 3, 5)]
         assert (abs(image - pale).max(axis=-1) <= 1).sum() > 500
 
 
@@ -47,6 +52,29 @@ def test_a_cell_output_carries_widget_and_png_and_no_address():
     assert base64.b64decode(bundle["image/png"]) == player.to_png()
     assert bundle["text/plain"] == repr(player) == "Player(chunked: 6 iterations)"
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == player.widget.model_id
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_has_a_twin_that_is_drawn(view):
+    trace = busy(1, 12) if view == "memory" else run(Orca, requests(9, 9, 9), 3, Slots(60))
+    nothing, start, later = (
+        show(one, views=[view], iteration=number).to_png()
+        for one, number in ((Trace("", 3), None), (trace, 0), (trace, 7))
+    )
+    assert start != later  # the playhead is drawn
+    assert coloured(later) > coloured(nothing) + 500
+
+
+def coloured(png: bytes) -> int:
+    """Pixels that are not grey."""
+    return (np.ptp(pixels(png)[..., :3], axis=-1) > 0.1).sum()
+
+
+def test_a_wrong_view_or_iteration_is_refused_with_a_sentence():
+    with pytest.raises(ValueError, match=r"views is \['maps'\], but the views are slots, batch"):
+        show(CHUNKS, views="maps")
+    with pytest.raises(ValueError, match="iteration is 6, but the traces have iterations 0 to 5"):
+        show(CHUNKS, iteration=6)
 
 
 def test_drawing_leaves_pyplot_alone():

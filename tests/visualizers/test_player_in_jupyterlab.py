@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from visualizers.frames import PALETTE
-from visualizers.picture import PALE, mix
+from visualizers.twins.common import pale as mixed
 
 pytestmark = pytest.mark.browser
 
@@ -132,7 +132,7 @@ def test_the_first_picture_has_the_colours_of_the_page(notebook):
             return [...canvas.getContext("2d").getImageData((x + 3) * dpr, 31 * dpr, 1, 1).data]; }"""
     notebook.get_by_test_id("scrub").press("End")
     notebook.wait_for_timeout(100)
-    pale = [int(mix(PALETTE[0], "#ffffff", PALE)[n : n + 2], 16) for n in (1, 3, 5)]
+    pale = [int(mixed(PALETTE[0])[n : n + 2], 16) for n in (1, 3, 5)]
     assert notebook.locator(".te-player").evaluate(colour) == [*pale, 255]
 
 

@@ -1,14 +1,19 @@
 """The one-file page in a real Chromium: each control is used, and what it does is read off the picture."""
 
 import random
+from itertools import pairwise
 
 import pytest
-from trace_samples import CHUNKS, requests, run, wander
+from trace_samples import CHUNKS, busy, requests, run, sized, wander
 
+from tinyengine.memory import Slots
+from tinyengine.metrics import token_times
 from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import RequestRecord, Trace
 from visualizers import compare, show
+from visualizers.figures import composition, lives
 from visualizers.figures import figures as at_playhead
+from visualizers.memory_map import MemoryMap
 
 pytestmark = pytest.mark.browser
 
@@ -329,3 +334,195 @@ def test_a_frame_of_64_slots_and_2000_iterations_takes_less_than_20_ms(open_page
             return times.sort((a, b) => a - b)[150]; }"""
     )
     assert median < 20
+
+
+# The other views
+
+ALL = ("slots", "batch", "requests", "memory", "text", "flat")
+BUSY = busy(1, 12)
+
+
+def seek(page, number):
+    page.evaluate("number => document.querySelector('.te-player').player.jump(number)", number)
+    settle(page)
+
+
+def column(page, view, x) -> list[int]:
+    """How opaque each pixel of a column of a view's first canvas is, from the top down; 1 device px = 1 CSS px."""
+    return page.locator(f'.te-view[data-view="{view}"] canvas').first.evaluate(
+        """(canvas, x) => [...canvas.getContext('2d').getImageData(x, 0, 1, canvas.height).data]
+            .filter((_, n) => n % 4 === 3)""",
+        x,
+    )
+
+
+def test_each_view_is_switched_on_and_off_by_its_button_and_its_key(open_page):
+    page = open_page(show(BUSY))
+    shown = lambda: page.locator(".te-view").evaluate_all("views => views.map(view => view.dataset.view)")  # noqa: E731
+    assert shown() == ["slots"]
+    for number, view in enumerate(ALL[1:], 2):
+        button = page.locator(f'[data-act="view {view}"]')
+        assert button.get_attribute("aria-pressed") == "false"
+        button.click()
+        settle(page)
+        assert shown() == ["slots", view] and button.get_attribute("aria-pressed") == "true"
+        node = page.locator(f'.te-view[data-view="{view}"]')
+        assert node.bounding_box()["height"] > 40
+        before = look(node)
+        seek(page, 20)
+        assert look(node) != before  # it follows the playhead
+        seek(page, 0)
+        page.locator(".te-player").press(str(number))
+        assert shown() == ["slots"]
+
+
+def look(node):
+    return node.inner_text(), node.locator("canvas").evaluate_all("all => all.map(canvas => canvas.toDataURL())")
+
+
+def test_batch_bars_are_as_high_as_the_batch(open_page):
+    player = show(CHUNKS, views=["batch"])
+    page, rows = open_page(player, rewind=False), composition(player.data["engines"][0])
+    most = max(max(map(sum, rows)), *player.data["engines"][0]["budget"])
+    for number, row in enumerate(rows):
+        above = column(page, "batch", 52 + 96 * number + 40)[8 + 95 :: -1]  # from the base line up
+        drawn = next(n for n, opaque in enumerate([*above, 0]) if opaque < 200)
+        budget = 96 * player.data["engines"][0]["budget"][number] / most  # its line may lie on the bar
+        assert abs(drawn - 96 * sum(row) / most) < 2.5 or abs(drawn - budget) < 2.5
+
+
+@pytest.mark.parametrize("trace", [BUSY, run(Orca, requests(9, 9, 9), 3, Slots(60))], ids=["blocks", "slots"])
+def test_memory_in_numbers_and_in_colour(open_page, trace):
+    player = show(trace, views=["memory"])
+    page, engine = open_page(player), player.data["engines"][0]
+    memory = MemoryMap(engine)
+    for number in range(0, len(engine["time"]), 5):
+        seek(page, number)
+        figures, size = memory.figures(number), engine["num_slots"]
+        text = page.get_by_test_id("memory").inner_text()
+        assert text.startswith(f"held {figures['held']} of {size} slots") and f"filled {figures['filled']} (" in text
+        assert (f"{figures['lost']} free slot" in text) == engine["contiguous"]
+    # every address of the strip, in the last iteration that was looked at: coloured if and only if it is held
+    held = {slot for holding in memory.at(number).values() for part in holding.ranges for slot in range(*part)}
+    height = 170 / memory.shown
+    x = page.evaluate(
+        """number => { const {strips: [strip]} = document.querySelector(".te-player").player;
+                      for (let x = 52; ; x++) if (strip.hit(x, 50)?.i === number) return x + 2; }""",
+        number,
+    )
+    block, opaque = engine["block_size"], column(page, "memory", x)
+    for slot in range(block // 2, memory.shown, block):  # its middle, where no outline is
+        assert (opaque[int(6 + (slot + (block == 1) / 2) * height)] > 0) == (slot in held), slot
+
+
+def test_requests_tell_ttft_and_the_longest_gap(open_page):
+    player = show(BUSY, views=["requests"])
+    page, measured = open_page(player, rewind=False), token_times(BUSY)
+    canvas, lives_ = page.locator(".te-view canvas"), lives(player.data["engines"][0])
+    ids = [name for name, _ in player.data["requests"]]
+    for row, life in enumerate(lives_):
+        canvas.hover(position={"x": 60, "y": 6 + 18 * row + 9})
+        lines, moments = page.locator(".te-tip div").all_inner_texts(), measured[ids[life.request]]
+        ttft = moments[0] - BUSY.requests[ids[life.request]].arrival
+        assert f"{float(f'{ttft * 1e3:.3g}'):g} ms (TTFT), in iteration {life.first}" in lines[2]
+        if len(set(moments)) > 1:
+            gap = max(later - sooner for sooner, later in pairwise(moments))
+            assert f"longest gap (TBT) {float(f'{gap * 1e3:.3g}'):g} ms" in lines[3]
+
+
+def test_the_text_grows_with_the_playhead_and_the_first_wrong_token_is_marked(open_page):
+    right = {"r0": [70, 99, 74], "r1": [71, 73, 75, 77], "r2": [76, 78]}
+    page = open_page(show(CHUNKS, views=["text"], expected=right))
+    said = lambda name: page.locator(f'.te-said[data-request="{name}"] .te-text').inner_text()  # noqa: E731
+    verdicts = page.locator(".te-verdict")
+    assert said(0) == "" and verdicts.count() == 0
+    seek(page, 1)
+    assert (said(0), said(1), verdicts.count()) == (" Paris", "a", 0)
+    seek(page, 2)
+    assert verdicts.all_inner_texts() == ['first wrong token: number 2, "</script>" instead of token 99']
+    assert page.locator(".te-wrong").inner_text() == "</script>"
+    seek(page, 5)
+    assert said(0).replace(" ", "") == "Paris</script>." and said(1) == "abc"
+    assert page.locator('.te-said[data-request="0"] .te-state').inner_text() == "3 tokens, finished"
+
+
+def test_an_output_that_ends_too_early_is_wrong_too(open_page):
+    page = open_page(show(CHUNKS, views=["text"], expected={"r0": [70, 72, 74, 75]}), rewind=False)
+    assert page.locator(".te-verdict").inner_text() == "first wrong token: number 4, the end instead of token 75"
+
+
+def test_the_flat_batch_is_the_batch_that_the_engine_builds(open_page):
+    """cu_seqlens, positions, slot_mapping and last rows, beside those of the real Batch of the same plan."""
+    torch = pytest.importorskip("torch")
+    from tinyengine.batch import flat
+
+    expected = []
+
+    def watch(plan, memory):
+        batch = flat(plan, memory, 0, torch.device("cpu"))
+        names = {"cu_seqlens": "cu_seqlens_q", "positions": "positions", "slot_mapping": "slot_mapping", "last": "last"}
+        expected.append({name: getattr(batch, real).tolist() for name, real in names.items()})
+
+    trace = busy(4, 12, watch=watch)
+    page = open_page(show(trace, views=["flat"]))
+    for number, batch in enumerate(expected):
+        seek(page, number)
+        shown = {name: page.get_by_test_id(name).inner_text() for name in ("cu_seqlens", "positions", "slot_mapping")}
+        assert numbers(shown["cu_seqlens"]) == batch["cu_seqlens"], number
+        assert numbers(shown["positions"]) == batch["positions"]
+        assert numbers(shown["slot_mapping"]) == batch["slot_mapping"]
+        assert numbers(page.get_by_test_id("last rows").inner_text()) == batch["last"]
+
+
+def numbers(text: str) -> list[int]:
+    """ "3 to 5, 9" -> [3, 4, 5, 9]."""
+    parts = [part.split(" to ") for part in text.split(", ") if part[0].isdigit()]
+    return [n for first, *last in parts for n in range(int(first), int((last or [first])[0]) + 1)]
+
+
+def test_a_padded_batch_is_drawn_as_a_rectangle(open_page):
+    page = open_page(show(run(Static, sized((2, 4), (6, 4), (3, 1))), views=["flat"]))
+    assert page.get_by_test_id("rows").inner_text() == "3 x 6, of which 7 positions padding"
+    assert page.get_by_test_id("last rows").inner_text() == "1, 11, 14"
+    seek(page, 2)
+    assert page.get_by_test_id("rows").inner_text() == "3 x 1, of which 1 position padding"
+
+
+@pytest.mark.parametrize("kind", ["admit", "finish abort", "preempt", "stall"])
+def test_jump_to_one_kind_of_event(open_page, kind):
+    player = show(CHUNKS if kind == "stall" else BUSY)
+    page, engine = open_page(player), player.data["engines"][0]
+    page.get_by_test_id("jump").select_option(kind)
+    wanted = {i for i, what, *_ in engine["events"] if what in kind.split()}
+    wanted |= {end for _, end, *_ in engine["stalls"]} if kind == "stall" else set()
+    seen = set()
+    if 0 in wanted:
+        seen.add(0)
+    while True:
+        here = position(page)
+        press(page, "next")
+        if position(page) == here:
+            break
+        seen.add(position(page))
+    assert wanted and seen == wanted
+
+
+def test_following_dims_the_others_in_every_view(open_page):
+    page = open_page(show(BUSY, views=ALL, iteration=12), rewind=False)
+    before = {
+        view: look(page.locator(f'.te-view[data-view="{view}"]'))[1] for view in ALL if view not in ("batch", "text")
+    }
+    page.get_by_test_id("follow").select_option(label="r2")
+    settle(page)
+    for view, canvases in before.items():
+        assert look(page.locator(f'.te-view[data-view="{view}"]'))[1] != canvases, view
+    assert page.locator(".te-said:not(.te-faint)").count() == 1
+
+
+@pytest.mark.parametrize("trace", [CHUNKS, *list(TRACES.values())[2:5], Trace("", 3)])
+def test_all_views_of_any_trace_at_every_iteration(open_page, trace):
+    page = open_page(show(trace, views=ALL), width=420)
+    page.get_by_test_id("clock").select_option("time")
+    for _ in range(12):
+        press(page, "forward")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 420

@@ -1,6 +1,7 @@
 """Traces to draw: runs of the real schedulers without a model, and a toy that chunks and preempts."""
 
 import random
+from collections.abc import Callable
 
 from tinyengine.memory import Blocks, Slots
 from tinyengine.request import Request, SamplingParams
@@ -52,9 +53,16 @@ def requests(count: int = 12, longest: int = 24, prompt: int = 12, seed: int = 3
 
 
 def run(
-    make: type[Scheduler], work: list[Request], max_num_seqs: int = 4, memory=None, alphabet: int = 1000, **options
+    make: type[Scheduler],
+    work: list[Request],
+    max_num_seqs: int = 4,
+    memory: Slots | Blocks | None = None,
+    alphabet: int = 1000,
+    watch: Callable | None = None,
+    **options,
 ) -> Trace:
-    """The scheduler serves `work`; an iteration lasts 1 ms and 20 us a row. Over slots, a batch is a padded rectangle."""
+    """The scheduler serves `work`; an iteration lasts 1 ms and 20 us a row. Over slots, it is a padded rectangle.
+    watch: called with each plan and the memory, before the plan is committed."""
     memory = memory or Slots(100_000)
     scheduler = make(memory, max_num_seqs, **options)
     trace = Trace(make.__name__.lower(), max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
@@ -66,6 +74,8 @@ def run(
         budget = scheduler.token_budget
         plan = scheduler.schedule()
         computed = sum(n_tokens for _, n_tokens in plan)
+        if watch:
+            watch(plan, memory)
         rows = max(n_tokens for _, n_tokens in plan) * scheduler.rows(plan) if memory.contiguous else computed
         duration = 0.001 + 0.00002 * rows
         tokens = [_tokens(request, n_tokens, alphabet, chance) for request, n_tokens in plan]

@@ -1,0 +1,88 @@
+"""Colours, hatching and boxes of all twins; the same as in static/style.js."""
+
+WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and sharp on dense screens
+LEFT, SHARE = 0.07, 0.922  # of the width: where the cells begin, and how wide they are
+HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
+GRID, EDGE, DIM, INK, ACCENT = "#c3cad2", "#39424d", "#59636e", "#1b1f24", "#b3261e"
+PALE, MID, WASH, EDGED = 0.66, 0.4, 0.9, 0.3  # how far a hue is mixed with white, and with ink at an edge
+CHARACTER = 0.062  # inches that a character of a label takes, at most
+
+
+def hue_of(data: dict, request: int) -> str:
+    return data["palette"][request % len(data["palette"])]
+
+
+def mix(colour: str, other: str, share: float) -> str:
+    """`share` of `other` in `colour`; both "#rrggbb"."""
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
+    return "#" + "".join(f"{round(a * (1 - share) + b * share):02x}" for a, b in pairs)
+
+
+def pale(hue: str) -> str:
+    return mix(hue, "#ffffff", PALE)
+
+
+def mid(hue: str) -> str:
+    return mix(hue, "#ffffff", MID)
+
+
+def edge(hue: str) -> str:
+    return mix(hue, INK, EDGED)
+
+
+def fill(hue: str, phase: str) -> str:
+    return pale(hue) if phase == "decode" else hue
+
+
+def hatching(phase: str) -> dict:
+    return {"edgecolor": "#ffffffbf", "linewidth": 0, "hatch": HATCH[phase] or None}
+
+
+def box(first: float, end: float, top: float, bottom: float) -> list[tuple[float, float]]:
+    return [(first, top), (end, top), (end, bottom), (first, bottom)]
+
+
+def add_boxes(axes, boxes: list, **style):
+    """Many rectangles at once; colours one for all, or one for each."""
+    from matplotlib.collections import PolyCollection
+
+    if boxes:
+        axes.add_collection(PolyCollection(boxes, **style))
+
+
+def add_runs(axes, data: dict, runs: list[list], tops: list[float], height: float):
+    """Runs as boxes: one collection per phase, because a collection has one hatching; outlines apart, because a
+    hatching has the colour of its outline (before matplotlib 3.11)."""
+    for number, phase in enumerate(data["phases"]):
+        own = [(run, top) for run, top in zip(runs, tops, strict=True) if run[2] == number]
+        boxes = [box(run[3], run[3] + run[4], top, top + height) for run, top in own]
+        hues = [hue_of(data, run[1]) for run, _ in own]
+        add_boxes(axes, boxes, facecolors=[fill(hue, phase) for hue in hues], **hatching(phase))
+        add_boxes(axes, boxes, facecolors="none", edgecolors=[edge(hue) for hue in hues], linewidths=0.6)
+
+
+def phase_handles(data: dict, used: set[int]) -> list[tuple]:
+    from matplotlib.patches import Patch
+
+    hue = data["palette"][0]
+    # A tuple of handles is drawn one over the other.
+    outline = Patch(facecolor="none", edgecolor=edge(hue), lw=0.6)
+    return [
+        (name, (Patch(facecolor=fill(hue, name), **hatching(name)), outline))
+        for number, name in enumerate(data["phases"])
+        if number in used
+    ]
+
+
+def iteration_ticks(axes, longest: int):
+    """Iteration n is the cell from n to n + 1, so its number stands below the middle."""
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = [int(n) for n in MaxNLocator(12, integer=True).tick_values(0, longest - 1) if 0 <= n < longest]
+    axes.set_xticks([n + 0.5 for n in numbers], [str(n) for n in numbers])
+
+
+def halo(colour: str):
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2, foreground=colour)]

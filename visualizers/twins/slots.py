@@ -1,0 +1,82 @@
+"""The slot timeline: rows are batch slots."""
+
+from itertools import groupby
+
+from visualizers.twins.common import (
+    CHARACTER,
+    GRID,
+    INK,
+    SHARE,
+    WIDTH,
+    add_boxes,
+    add_runs,
+    box,
+    edge,
+    halo,
+    hue_of,
+    pale,
+    phase_handles,
+)  # fmt: skip
+
+TIMED = True
+MOST_GRID = 160  # iterations; beyond, a line between any two would be all that is seen
+
+
+def height(engine: dict) -> float:
+    return engine["slots"] * max(0.05, min(0.24, 3.2 / engine["slots"]))
+
+
+def draw(axes, engine: dict, data: dict, here: int, longest: int):
+    slots, count = engine["slots"], len(engine["time"])
+    axes.set(ylim=(slots, 0))
+    every = max(1, round(0.13 * slots / height(engine) + 0.49))
+    rows = range(0, slots, every)
+    axes.set_yticks([row + 0.5 for row in rows], [f"slot {row}" if row == 0 else str(row) for row in rows])
+    axes.hlines(range(slots + 1), 0, count, color=GRID, linewidth=0.5, zorder=0)
+    if longest <= MOST_GRID:
+        axes.vlines(range(count + 1), 0, slots, color=GRID, linewidth=0.5, zorder=0)
+    add_runs(axes, data, engine["runs"], [run[0] + 0.06 for run in engine["runs"]], 0.88)
+    _draw_stretches(axes, engine, data)
+    if height(engine) / slots > 0.14:
+        _draw_labels(axes, engine, data, longest)
+
+
+def legend(data: dict) -> list[tuple]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    outline = edge(data["palette"][0])
+    entries = phase_handles(data, {run[2] for engine in data["engines"] for run in engine["runs"]})
+    entries.append(("idle", Patch(facecolor="none", edgecolor=GRID)))
+    if any(engine["preempted"] for engine in data["engines"]):
+        entries.append(("preempted", Patch(facecolor="none", edgecolor=outline, linestyle="--")))
+    if any(engine["held"] for engine in data["engines"]):
+        entries.append(("in the batch, no budget left", Line2D([], [], color=outline, linestyle=":", linewidth=1)))
+    return entries
+
+
+def _draw_stretches(axes, engine: dict, data: dict):
+    for row, request, first, end in engine["held"]:
+        axes.hlines(row + 0.5, first, end, color=edge(hue_of(data, request)), linestyle=":", linewidth=1)
+    boxes = [box(first, end, row + 0.06, row + 0.94) for row, _, first, end in engine["preempted"]]
+    edges = [edge(hue_of(data, request)) for _, request, _, _ in engine["preempted"]]
+    add_boxes(axes, boxes, facecolors="none", edgecolors=edges, linestyles="--", linewidths=1.1)
+
+
+def _draw_labels(axes, engine: dict, data: dict, longest: int):
+    """The request's name at the left of its stay in a row, where there is room for it."""
+    inches = WIDTH * SHARE / longest  # of one iteration
+    by_row = sorted(engine["runs"], key=lambda run: (run[0], run[3]))
+    for (row, request), runs in groupby(by_row, key=lambda run: (run[0], run[1])):
+        runs = list(runs)
+        first, end = runs[0][3], runs[-1][3] + runs[-1][4]
+        shift = min(1, end - first - 1) if inches < 0.2 else 0  # past a prefill's hatching
+        text = data["requests"][request][1]
+        if len(text) * CHARACTER > (end - first - shift) * inches:
+            text = text.removeprefix("req ")
+        if len(text) * CHARACTER > (end - first - shift) * inches:
+            continue
+        axes.annotate(
+            text, (first + shift, row + 0.5), (2.5, -0.5), textcoords="offset points", va="center", fontsize=7,
+            color=INK, path_effects=halo(pale(hue_of(data, request))), parse_math=False,
+        )  # fmt: skip
