@@ -407,7 +407,7 @@ class Chunked(Paged):
         owed = None
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs and len(self.waiting) <= queued:
             request = self.waiting[0]
-            if owed is None:  # what the prompts that are under way will still take
+            if owed is None:  # by those that sit this turn out; all others have what they need, or the budget is spent
                 owed = sum(self.memory.missing(other, len(other.tokens)) for other in self.running)
             if self.admit_first_chunk:
                 admitted = self._admit_first(min(len(request.tokens), budget))
@@ -421,7 +421,6 @@ class Chunked(Paged):
                 break
             plan.append((request, n_tokens))
             budget -= n_tokens
-            owed += self.memory.missing(request, len(request.tokens))
         return plan
 
 
