@@ -143,6 +143,7 @@ class Drive:
         for request, _, reason in scheduler.commit(plan, tokens):
             if reason:
                 self.trace.event("finish", request.request_id, reason)
+        scheduler.observe(step.n_tokens, 1.0)
         memory.check()
         for request, _ in plan:  # what was guessed wrong is not counted
             assert request.finished or request.computed == len(request.tokens) - 1 or request.gap > 1
@@ -292,6 +293,7 @@ def paged(n_blocks: int, block_size: int = 4, max_num_seqs: int = 4, caching: bo
 
 
 def chunked(
-    n_blocks: int, budget: int, block_size: int = 4, max_num_seqs: int = 4, caching: bool = False, **options
+    n_blocks: int, most: int, block_size: int = 4, max_num_seqs: int = 4, caching: bool = False, **options
 ) -> Drive:
-    return Drive(Chunked(Blocks(n_blocks, block_size, caching), max_num_seqs, budget, **options))
+    """most: max_num_batched_tokens."""
+    return Drive(Chunked(Blocks(n_blocks, block_size, caching), max_num_seqs, most, **options))
