@@ -199,9 +199,10 @@ def test_within_a_priority_the_first_deadline_then_the_arrival_decides():
         make(3, 4, 1, arrival=1.0, slo=Slo(tbt=0.1)),  # a promise about later tokens is no deadline
         make(4, 4, 1, arrival=5.0, priority=-1),
         make(5, 4, 1, arrival=4.0, slo=Slo(ttft=5.0)),
+        make(6, 4, 1, arrival=0.5),  # heard of late, but it came before r3
     )
     drive.run()
-    assert drive.first_tokens() == ["r4", "r2", "r1", "r5", "r0", "r3"]
+    assert drive.first_tokens() == ["r4", "r2", "r1", "r5", "r0", "r6", "r3"]
 
 
 def test_fcfs_looks_at_nothing_but_the_order_of_arrival():
@@ -260,6 +261,17 @@ def test_without_mixing_prompts_and_decodes_take_turns():
         [("r0", 1), ("r1", 1), ("r2", 1)],
         [("r0", 1)],
     ]
+
+
+def test_without_mixing_a_recompute_past_its_prompt_still_runs_with_the_prompts():
+    scheduler = Chunked(Blocks(40, 4), 2, 8, mixing=False)
+    first, again = make(0, 2, 9), make(1, 2, 30)
+    scheduler.add(first)
+    scheduler.add(again)
+    again.tokens += [0] * 12  # as if it had been preempted with twelve tokens of output
+    assert scheduler.schedule() == [(first, 2), (again, 6)]
+    scheduler.commit([(first, 2), (again, 6)], [0, None])
+    assert scheduler.schedule() == [(first, 1)]
 
 
 def test_without_mixing_nobody_idles_while_the_other_kind_has_work():

@@ -190,6 +190,16 @@ def test_losing_the_memory_and_going_on_is_a_preemption_and_a_second_admission()
     ]
 
 
+def test_who_is_driven_out_twice_has_still_lost_all_that_it_ever_had():
+    request, trace = make(0, 9, 5), Trace()
+    trace.arrive(request)
+    held = {"r0": Holding(((0, 12),), 0)}
+    for n_tokens in (8, 0, 3, 0, 9):  # 0: it holds nothing
+        plan, memory = ([(request, n_tokens)], held) if n_tokens else ([], {})
+        trace.record(plan, [7 if n_tokens == 9 else None] * len(plan), memory, time=0.0, duration=1.0)
+    assert [span.recomputed for iteration in trace.iterations for span in iteration.spans] == [0, 3, 8]
+
+
 def test_aborted_before_the_first_iteration_is_the_end_of_nothing():
     trace = Trace()
     trace.event("abort", "r0")
