@@ -1,6 +1,7 @@
 """Whatever the stage, the batch and the neighbours: the tokens are those that transformers gives each request alone."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tinyengine import STAGES, SamplingParams, attention, load_model
+from tinyengine.invariant import attention as invariant
 from tinyengine.memory import Slots
 from tinyengine.model.text import question
 from tinyengine.oracle import Oracle
@@ -191,7 +193,13 @@ def blind_to_newest_key(monkeypatch):
             k, v = k[..., :-1, :], v[..., :-1, :]
         return real(q, k, v, attn_mask=attn_mask, **options)
 
+    def shifted(q, keys, values, tile):
+        hidden = torch.nn.functional.pad(tile.hidden[..., 1:], (0, 1), value=invariant.HIDDEN)
+        return attend_tile(q, keys, values, replace(tile, hidden=hidden))
+
+    attend_tile = invariant.attend_tile
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", sdpa)
+    monkeypatch.setattr(invariant, "attend_tile", shifted)
 
 
 def no_mask(monkeypatch):
@@ -202,6 +210,7 @@ def no_mask(monkeypatch):
         "scaled_dot_product_attention",
         lambda q, k, v, attn_mask=None, is_causal=False, **options: real(q, k, v, **options),
     )
+    monkeypatch.setattr(invariant, "HIDDEN", 0.0)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -137,7 +137,7 @@ def test_each_stage_differs_from_the_one_before_it_in_one_cell_and_paging_in_thr
     from tinyengine.stages import STAGES
 
     rows = list(STAGES.items())
-    assert [stage for stage, _ in rows] == ["static", "orca", "selective", "paged", "chunked"]
+    assert [stage for stage, _ in rows] == ["static", "orca", "selective", "paged", "chunked", "invariant"]
     assert all(len(row) == 3 for _, row in rows)
     changed = {
         stage: [column for column, old, new in zip(("scheduler", "memory", "attention"), before, row) if old is not new]
@@ -148,4 +148,5 @@ def test_each_stage_differs_from_the_one_before_it_in_one_cell_and_paging_in_thr
         "selective": ["attention"],
         "paged": ["scheduler", "memory", "attention"],
         "chunked": ["scheduler"],
+        "invariant": ["attention"],
     }

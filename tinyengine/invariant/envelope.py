@@ -1,0 +1,186 @@
+"""Whether the promise holds here: a self-test of the operators, on this machine and this model's own shapes.
+
+That a product with a multiple of 8 rows has one order of summation is no law, only how the libraries at hand behave.
+So before an engine claims invariance, rows are computed alone and in awkward company, and their bits compared. What was
+tested is the envelope: weights' shapes, dtype, device, library versions, thread count. Between two envelopes nothing is
+promised: another GPU model or thread count may give other bits.
+"""
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from tinyengine.attention import KVCache
+from tinyengine.batch import flat
+from tinyengine.invariant.attention import SPLIT, InvariantAttention
+from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
+from tinyengine.memory import Blocks
+from tinyengine.operators import Operators
+from tinyengine.request import Request
+from tinyengine.sampler import cut, gumbel_noise
+
+AWKWARD = (1, 2, 3, 5, 7, 8, 9, 11, 16, 17, 33, 52, 64, 100, 129, 257)  # rows of a batch
+MOST_FLOP = 2e10  # of one weight's test: about half a second
+
+_tested: dict[tuple, InvariantOperators] = {}
+
+
+def envelope(model) -> tuple:
+    """What the bits of this model depend on here, beside its tokens."""
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
+    shapes = tuple(sorted({(name.split(".")[-2], tuple(weight.shape)) for name, weight in model.named_parameters()}))
+    return shapes, model.dtype, str(model.device), device, torch.__version__, torch.get_num_threads()
+
+
+@torch.inference_mode()
+def tested_operators(model) -> Operators:
+    """The invariant operators that hold for this model here; tested once per envelope and process.
+
+    Raises RuntimeError, naming operator and shape, where a row's bits depend on its batch all the same.
+    """
+    key = envelope(model)
+    if key not in _tested:
+        _tested[key] = _choose(model)
+    return _tested[key]
+
+
+def _choose(model) -> Operators:
+    if model.device.type == "cuda":
+        from tinyengine.invariant.on_cuda import CudaOperators  # imported here: Triton is an extra
+
+        candidates = [CudaOperators()]
+    else:
+        candidates = [InvariantOperators(rows) for rows in (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)]
+    for operators in candidates:
+        fault = next(faults(model, operators, InvariantAttention), None)
+        if fault is None:
+            return operators
+    raise RuntimeError(
+        f"{fault} depends on the batch here (torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"{model.device}, {str(model.dtype).removeprefix('torch.')}), so no invariance can be promised: try another "
+        "thread count or dtype, or use the stage 'chunked'"
+    )
+
+
+def faults(model, operators: Operators, make_attention: type) -> Iterator[str]:
+    """Names each operator, with its shape, that gives a row other bits in company than alone."""
+    config = model.config
+    for name, weight in _weights(model).items():
+        flop = 2 * weight.numel()
+        rows = [n for n in AWKWARD if flop * n * 3 < MOST_FLOP]
+        if not same_in_company(lambda x, w=weight: operators.linear(x, w), weight.shape[1], weight, rows):
+            yield f"linear {name} {list(weight.shape)}"
+    weight = model.norm.weight
+    if not same_in_company(operators.swiglu, 2 * config.intermediate_size, weight, AWKWARD):
+        yield f"swiglu [{config.intermediate_size}]"
+    for size in (config.hidden_size, config.head_dim):
+        scale = weight.new_ones(size)
+        if not same_in_company(lambda x, w=scale: operators.rms_norm(x, w, config.rms_norm_eps), size, weight, AWKWARD):
+            yield f"rms_norm [{size}]"
+    if not sampler_is_row_wise(config.vocab_size, model.device):
+        yield f"sampler [{config.vocab_size}]"
+    if not attention_is_prefix_pure(make_attention, config, model.device, model.dtype):
+        yield f"attention [{config.num_attention_heads}:{config.num_key_value_heads}, {config.head_dim}]"
+
+
+def _weights(model) -> dict[str, torch.Tensor]:
+    """One weight matrix of each shape, by name."""
+    found = {}
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            found.setdefault(tuple(weight.shape), (name, weight))
+    return dict(found.values())
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(bits(a), bits(b))
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """The bits of floats as whole numbers, so that NaN equals itself and 0 is not -0."""
+    return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize])
+
+
+def same_in_company(operator: Callable, width: int, like: torch.Tensor, sizes) -> bool:
+    """Whether rows that were computed alone get the same bits at the beginning, in the middle and at the end of batches
+    of these sizes, beside ordinary rows, NaN and infinity."""
+    chance = torch.Generator().manual_seed(0)
+    probes = torch.randn(8, width, generator=chance).to(like)
+    alone = torch.cat([operator(row[None].clone()) for row in probes])
+    for n in sizes:
+        for fill in (None, torch.nan, torch.inf):
+            x = torch.randn(n, width, generator=chance).to(like) if fill is None else probes.new_full((n, width), fill)
+            places = sorted({0, 1, 2, n // 3, n // 2, n - 3, n - 2, n - 1} & set(range(n)))[: len(probes)]
+            x[places] = probes[: len(places)]
+            if not same_bits(operator(x)[places], alone[: len(places)]):
+                return False
+    return True
+
+
+def sampler_is_row_wise(vocab_size: int, device: torch.device) -> bool:
+    """Whether cutting to top_k and top_p, and the noise, do the same to a row in any batch."""
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        n = len(x)
+        top_k, top_p = (torch.full((n, 1), value, device=device) for value in (vocab_size // 2, 0.9))
+        seeds, positions = (torch.full((n, 1), value, device=device) for value in (12345, 67))
+        return torch.cat((cut(x, top_k, top_p), gumbel_noise(seeds, positions, vocab_size)), dim=-1)
+
+    return same_in_company(both, vocab_size, torch.zeros(0, device=device), (1, 2, 5))
+
+
+def attention_is_prefix_pure(make_attention: type, config, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a query's output has the same bits however its request was cut into chunks, and beside whom."""
+    config = replace(config, num_hidden_layers=1)
+    length = 2 * SPLIT + 22
+    whole = attend_in_chunks(make_attention, config, device, dtype, [length])
+    for chunks, others, block_size in (
+        ([length - 12, *[1] * 12], [], 16),
+        ([37, 37, 37, length - 111], [3, 70], 16),
+        ([1, 7, SPLIT, length - SPLIT - 8], [1, 1, 5, 2 * SPLIT + 1], 4),
+        ([SPLIT - 1, *[1] * 4, length - SPLIT - 3], [1, SPLIT, 7], 256),
+    ):
+        if not same_bits(attend_in_chunks(make_attention, config, device, dtype, chunks, others, block_size), whole):
+            return False
+    return True
+
+
+def attend_in_chunks(make_attention, config, device, dtype, chunks, others=(), block_size: int = 16) -> torch.Tensor:
+    """One request's attention, computed chunk by chunk between other requests: [sum(chunks), heads, head_dim].
+
+    Whatever the request is beside and wherever its K/V lie, its own queries, keys and values are the same. others: new
+    tokens of a neighbour in each iteration. The arena is full of NaN before.
+    """
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    length, most = sum(chunks), max([0, *others]) * len(chunks)
+    memory = Blocks((len(others) + 1) * -(-max(length, most) // block_size) + 3, block_size)
+    cache = KVCache(config, memory.n_slots, device, dtype)
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+    attention = make_attention(cache)
+    streams = []
+    for index in range(len(others) + 1):  # the request itself has index 0, and stands in the middle
+        chance = torch.Generator().manual_seed(index)
+        n = length if index == 0 else others[index - 1] * len(chunks)
+        shapes = [(n, width, head_dim) for width in (heads, kv_heads, kv_heads)]
+        streams.append([torch.randn(shape, generator=chance).to(device, dtype) for shape in shapes])
+    requests = [Request(str(index), [0] * len(q)) for index, (q, _, _) in enumerate(streams)]
+    for request in reversed(requests):
+        memory.admit(request, len(request.tokens))
+    out = []
+    for chunk in chunks:
+        order = [*range(1, len(others) // 2 + 1), 0, *range(len(others) // 2 + 1, len(requests))]
+        plan = [(requests[index], chunk if index == 0 else others[index - 1]) for index in order]
+        for request, n_tokens in plan:
+            memory.grow(request, request.computed + n_tokens)
+        batch = flat(plan, memory, 0, device)
+        spans = [slice(request.computed, request.computed + n) for request, n in plan]
+        rows = [torch.cat([streams[i][part][span] for i, span in zip(order, spans)]) for part in range(3)]
+        mine = order.index(0)
+        start = sum(n for _, n in plan[:mine])
+        out.append(attention(batch)(0, *rows)[start : start + chunk])
+        for request, n_tokens in plan:
+            request.computed += n_tokens
+    return torch.cat(out)

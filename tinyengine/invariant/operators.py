@@ -1,0 +1,37 @@
+"""Row-wise operators whose bits for a row depend on that row alone.
+
+A matrix product adds up each output in an order that its kernel chose, and libraries choose kernels by the shape: one
+row goes to a GEMV, three rows to the edge case of a GEMM. So the shape must not tell. Source: "Defeating Nondeterminism
+in LLM Inference" (He et al., Thinking Machines, 2025), which found this to be why an output varies with the load.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from tinyengine.operators import Operators
+
+TILE_ROWS = 8  # the least that held on every CPU tried; the envelope's self-test takes more where it must
+
+
+class InvariantOperators(Operators):
+    """tile_rows: a matrix product always has a multiple of so many rows, so that none of them is in an edge case."""
+
+    def __init__(self, tile_rows: int = TILE_ROWS):
+        self.tile_rows = tile_rows
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        n = len(x)
+        return F.linear(pad_rows(x, self.tile_rows), weight)[:n]
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """torch's own silu computes what is left of a row after whole vectors with another exp, and a border between
+        two threads can leave something anywhere. exp by itself has one way only, and the rest is rounded exactly."""
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        weight = gate.neg().exp_().add_(1)
+        return torch.div(gate, weight, out=weight).mul_(up).to(gate_up.dtype)
+
+
+def pad_rows(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    """x [R, ...] with rows of zeros behind it, up to a multiple."""
+    missing = -len(x) % multiple
+    return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
