@@ -2,7 +2,6 @@
 
 import io
 import json
-from itertools import pairwise
 
 import pytest
 from rich.console import Console
@@ -11,6 +10,7 @@ from tinyengine import STAGES, bench
 from tinyengine.bench import BENCHMARKS, benchmark, readme, record, scheduler, stages, stall
 from tinyengine.bench.table import Table, number, percent
 from tinyengine.cli import main
+from tinyengine.trace import Event, Iteration, Span, Trace
 from tinyengine.workload import workload
 
 RESULTS = sorted(readme.RESULTS.glob("*.json"))
@@ -74,36 +74,40 @@ def test_the_stall_is_that_of_a_prompt_among_decodes(stalled):
     assert [tokens for tokens, _ in stalled["profile"]] == [9, 17, 64]
 
 
-def test_the_stall_measures_the_longest_gap_of_the_decodes_alone(tiny, monkeypatch):
-    """Times are given here, one unit for each token of an iteration: the gap is that of the prompt and the decodes."""
-    ends = {"decode 0": [1.0, 2.0, 5.5, 6.0], "decode 1": [1.0, 2.5, 3.0], "long": [9.0, 99.0]}
-    monkeypatch.setattr(stall, "token_times", lambda trace: {key: list(times) for key, times in ends.items()})
-    found = stall._once(tiny, "paged", 64, decodes=2, long_prompt=20, max_tokens=4)
-    assert found["worst_tbt"] == 3.5 == max(b - a for a, b in pairwise(ends["decode 0"]))
-    assert 8.0 < found["ttft_of_long_prompt"] < 9.0  # it arrived a moment after the start
+def run_of(*durations: float) -> Trace:
+    """Two decodes; the second gets no token in the third iteration, where the long prompt, which arrives after the
+    first, gets its only one. The machine is away for a while before every iteration but the first."""
+    emitting = [("decode 0", "decode 1"), ("decode 0", "decode 1"), ("decode 0", "long"), ("decode 0", "decode 1")]
+    trace = Trace(max_num_seqs=3, requests={key: None for key in ("decode 0", "decode 1", "long")})
+    trace.events.append(Event(1, "arrive", "long"))
+    for names, duration in zip(emitting, durations, strict=True):
+        start = trace.iterations[-1].end if trace.iterations else 0.0
+        away = 0.5 if trace.iterations else 0.0
+        spans = tuple(Span(name, 0, 1, (7,)) for name in names)
+        trace.iterations.append(Iteration(start + away, duration - away, spans))
+    return trace
 
 
-def test_a_promise_left_open_is_a_sixth_of_the_stall(monkeypatch, tiny):
-    worst = iter([0.3, 0.6, 9.0])
+def test_the_stall_is_the_longest_gap_of_the_decodes_in_a_typical_run():
+    runs = [run_of(1, 2, 3, 4), run_of(1, 2, 30, 5), run_of(10, 2, 4, 5)]
+    typical = stall._typical(runs)
+    assert [iteration.end for iteration in typical.iterations] == [1, 3, 7, 12]  # medians 1, 2, 4, 5
+    assert stall._measure(typical) == {
+        "worst_tbt": 9,  # decode 1 from 3 to 12
+        "ttft_of_long_prompt": 6,  # from 1 to 7
+        "tokens_per_s": 7 / 12,  # of the decodes
+        "iterations": 4,
+    }
+
+
+def test_a_promise_left_open_is_a_sixth_of_the_stall(monkeypatch):
     monkeypatch.setattr(stall, "profile", lambda *args, **options: [(16, 0.016), (512, 0.512)])
-    once = {"ttft_of_long_prompt": 1.0, "tokens_per_s": 1.0, "iterations": 1}
-    monkeypatch.setattr(stall, "_once", lambda *args: {"worst_tbt": next(worst, 1.0), **once})
+    runs = {"paged": run_of(0.1, 0.1, 0.3, 0.3), "chunked": run_of(0.1, 0.1, 0.1, 0.1)}
+    monkeypatch.setattr(stall, "_once", lambda model, stage, *sizes: runs[stage])
     result = stall.run(repeats=1)
     assert result["tbt_target"] == pytest.approx(0.1)
     assert result["budget"] in (80, 96)  # 100 tokens at a millisecond each, aligned
-
-
-def test_the_ratios_of_the_stall_are_those_of_pairs(monkeypatch):
-    monkeypatch.setattr(stall, "profile", lambda *args, **options: [(16, 0.016), (512, 0.512)])
-    speeds = {"paged": iter([1, 2, 4, 3]), "chunked": iter([1, 1, 1, 1])}
-
-    def once(model, stage, *sizes):
-        value = next(speeds[stage])
-        return {"worst_tbt": value, "ttft_of_long_prompt": 1.0, "tokens_per_s": value, "iterations": 1}
-
-    monkeypatch.setattr(stall, "_once", once)
-    result = stall.run(tbt_target=0.1, repeats=3)
-    assert result["worst_tbt_falls"] == 3 and result["throughput_keeps"] == pytest.approx(1 / 3)
+    assert result["worst_tbt_falls"] == pytest.approx(3) and result["throughput_keeps"] == pytest.approx(2)
 
 
 def test_the_scheduler_is_measured_with_all_requests_decoding():

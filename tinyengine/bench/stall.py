@@ -4,7 +4,8 @@ The budget is made as a user would make it: a profile of the model on this machi
 """
 
 import random
-from itertools import pairwise
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from statistics import median
 
 from tinyengine.bench.table import Table, number, percent
@@ -13,6 +14,7 @@ from tinyengine.engine import Engine
 from tinyengine.metrics import token_times
 from tinyengine.model.load import load_model
 from tinyengine.request import SamplingParams
+from tinyengine.trace import Trace
 
 PROMPT = 32  # tokens of the requests that decode
 
@@ -26,23 +28,23 @@ def run(
     sizes: tuple[int, ...] = SIZES,
     repeats: int = 9,
 ) -> dict:
-    """Seconds, as medians of `repeats` runs of each stage that take turns; the two ratios are medians of pairs of runs.
+    """Seconds of a typical run of each stage, made of `repeats` runs that took turns.
 
     tbt_target: the promise; None promises a sixth of the stall, as it is found on this machine.
     """
     model = load_model("tiny", device=device)
     sizes_of_run = (decodes, long_prompt, max_tokens)
     if tbt_target is None:
-        stalls = [_once(model, "paged", 1, *sizes_of_run)["worst_tbt"] for _ in range(3)]
-        tbt_target = median(stalls) / 6
+        tbt_target = _measure(_typical([_once(model, "paged", 1, *sizes_of_run) for _ in range(3)]))["worst_tbt"] / 6
     points = profile(model, sizes, context=long_prompt, decode_context=PROMPT + max_tokens // 2, decodes=decodes)
     line = Line.fit(points)
     budget = choose_budget(line, tbt_target)
-    runs: dict[str, list[dict]] = {"paged": [], "chunked": []}
+    runs: dict[str, list[Trace]] = {"paged": [], "chunked": []}
     for _ in range(repeats + 1):
         for stage, own in runs.items():
             own.append(_once(model, stage, budget, *sizes_of_run))
-    before, after = (own[1:] for own in runs.values())  # the first of each has warmed caches and thread pools up
+    # the first of each has warmed caches and thread pools up
+    before, after = (_measure(_typical(own[1:])) for own in runs.values())
     return {
         "decodes": decodes,
         "long_prompt": long_prompt,
@@ -52,13 +54,13 @@ def run(
         "line": {"fixed": line.fixed, "per_token": line.per_token},
         "tbt_target": tbt_target,
         "budget": budget,
-        "stages": {stage: _medians(own) for stage, own in (("paged", before), ("chunked", after))},
-        "worst_tbt_falls": median(old["worst_tbt"] / new["worst_tbt"] for old, new in zip(before, after)),
-        "throughput_keeps": median(new["tokens_per_s"] / old["tokens_per_s"] for old, new in zip(before, after)),
+        "stages": {"paged": before, "chunked": after},
+        "worst_tbt_falls": before["worst_tbt"] / after["worst_tbt"],
+        "throughput_keeps": after["tokens_per_s"] / before["tokens_per_s"],
     }
 
 
-def _once(model, stage: str, budget: int, decodes: int, long_prompt: int, max_tokens: int) -> dict:
+def _once(model, stage: str, budget: int, decodes: int, long_prompt: int, max_tokens: int) -> Trace:
     rng = random.Random(0)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
@@ -74,18 +76,34 @@ def _once(model, stage: str, budget: int, decodes: int, long_prompt: int, max_to
     engine.add_request(words(long_prompt), SamplingParams(max_tokens=1), "long")
     while engine.has_unfinished():
         engine.step()
-    times = token_times(engine.trace)
-    arrival, first = engine.trace.requests["long"].arrival, times.pop("long")[0]
+    return engine.trace
+
+
+def _typical(traces: list[Trace]) -> Trace:
+    """The run in which every iteration took its median over the runs, from the end of the one before to its own. They
+    all planned the same; what differs is when the machine was away, and a maximum would report nothing else."""
+    ends = [[0.0, *(iteration.end for iteration in trace.iterations)] for trace in traces]
+    gaps = ([end - start for start, end in pairwise(own)] for own in ends)
+    durations = [median(column) for column in zip(*gaps, strict=True)]
+    moments = accumulate(durations, initial=0.0)
+    iterations = [
+        replace(iteration, time=moment, duration=duration)
+        for iteration, moment, duration in zip(traces[0].iterations, moments, durations)
+    ]
+    return replace(traces[0], iterations=iterations)
+
+
+def _measure(trace: Trace) -> dict:
+    times = token_times(trace)
+    first = times.pop("long")[0]
+    index = next(event.iteration for event in trace.events if (event.kind, event.request_id) == ("arrive", "long"))
+    arrival = trace.iterations[index].time
     return {
         "worst_tbt": max(later - sooner for own in times.values() for sooner, later in pairwise(own)),
         "ttft_of_long_prompt": first - arrival,
-        "tokens_per_s": sum(map(len, times.values())) / engine.trace.iterations[-1].end,
-        "iterations": len(engine.trace.iterations),
+        "tokens_per_s": sum(map(len, times.values())) / trace.iterations[-1].end,
+        "iterations": len(trace.iterations),
     }
-
-
-def _medians(runs: list[dict]) -> dict:
-    return {name: median(run[name] for run in runs) for name in runs[0]}
 
 
 def table(result: dict) -> Table:
@@ -105,7 +123,7 @@ def table(result: dict) -> Table:
         f"{number(result['long_prompt'])} tokens arrives among them. The budget follows from a promise of {target} ms "
         f"and a profile: {number(1000 * line['fixed'], 1)} ms an iteration and {number(1e6 * line['per_token'])} "
         "microseconds a token behind a context of that length. The worst gap between two tokens of a request falls by "
-        f"{result['worst_tbt_falls']:.1f}x, and {percent(result['throughput_keeps'])} of the throughput is kept "
-        f"(medians of {result['repeats']} pairs of runs)."
+        f"{result['worst_tbt_falls']:.1f}x, and {percent(result['throughput_keeps'])} of the throughput is kept; "
+        f"every iteration's time is its median over {result['repeats']} runs of each stage that took turns."
     )
     return Table(("stage", "worst TBT ms", "long prompt's TTFT ms", "tokens/s", "iterations"), rows, note)
