@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CORE = ["request", "memory", "scheduler", "speculate", "trace", "metrics", "workload", "clock"]
+CORE = ["request", "memory", "scheduler", "speculate", "trace", "perfetto", "metrics", "workload", "clock"]
 FRONT = {"cli.py", "__main__.py", "demo.py"}  # the front door: these call the course and the pictures, on demand
 ENGINE = sorted(
     path

@@ -228,6 +228,14 @@ class Trace:
     def save(self, path: str | Path):
         Path(path).write_text(json.dumps(self.to_json(), ensure_ascii=False), encoding="utf-8")
 
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Writes Chrome trace JSON, which ui.perfetto.dev opens."""
+        from tinyengine.perfetto import chrome_events  # which reads traces, so it imports this module
+
+        path = Path(path)
+        path.write_text(json.dumps(chrome_events(self)), encoding="utf-8")
+        return path
+
     @classmethod
     def load(cls, path: str | Path) -> "Trace":
         return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
