@@ -22,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     from tinyengine.course import cli as course
+    from tinyengine.simulate import cli as simulate
 
     parser = argparse.ArgumentParser(prog="tinyengine", description="A small LLM serving engine, and its course.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", type=Path, metavar="PATH", help="write results, machine, versions and commit there")
     bench.set_defaults(func=_bench)
 
+    simulate.register(commands)
     course.register(commands)
     return parser
 

@@ -269,14 +269,14 @@ def fit_truncated_lognormal(median: float, p90: float, limit: float) -> NormalDi
 
     def with_median(sigma: float) -> NormalDist:
         """The one of this sigma whose median fits: the larger mu, the smaller the share below the median."""
-        mu = _bisect(lambda mu: share(NormalDist(mu, sigma), median) > 0.5, log(median) - 1, log(limit) + 4 * sigma)
+        mu = bisect(lambda mu: share(NormalDist(mu, sigma), median) > 0.5, log(median) - 1, log(limit) + 4 * sigma)
         return NormalDist(mu, sigma)
 
     # the wider it is, the smaller the share below the 90th percentile
-    return with_median(_bisect(lambda sigma: share(with_median(sigma), p90) > 0.9, 0.05, 4.0))
+    return with_median(bisect(lambda sigma: share(with_median(sigma), p90) > 0.9, 0.05, 4.0))
 
 
-def _bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
+def bisect(is_below: Callable[[float], bool], low: float, high: float) -> float:
     """The border between the numbers for which `is_below` holds, which are the lower ones, and the others."""
     for _ in range(60):
         middle = (low + high) / 2
