@@ -202,8 +202,9 @@ def test_a_page_is_filled_between_its_markers_and_nowhere_else():
     filled = readme.fill(page, {"one": r"new \1", "two": "2"})
     assert filled == "a <!-- one -->\nnew \\1\n<!-- /one --> b <!-- two -->\n2\n<!-- /two --> c"
     assert readme.fill(filled, {"one": "newer"}).count("newer") == 1
-    with pytest.raises(ValueError, match="the page has no one place for 'three'"):
-        readme.fill(page, {"three": "3"})
+    for half in ("", "<!-- three -->", "<!-- /three -->", 2 * "<!-- three --><!-- /three -->"):
+        with pytest.raises(ValueError, match="the page has no one place for 'three'"):
+            readme.fill(page + half, {"three": "3"})
 
 
 def test_the_readme_states_the_measured_figures():
