@@ -1,7 +1,8 @@
 """A Trace in, a picture out. `show(trace)` draws one engine, `compare(static=a, orca=b)` up to six under one playhead.
 
 Both return a `Player`: as the last line of a notebook cell it is a widget and, in the same output, a PNG for places
-where no widget runs (GitHub, a notebook that is not trusted). `.to_html(path)` and `.to_png(path)` write files.
+where no widget runs (GitHub, a notebook that is not trusted). `.to_html(path)`, `.to_png(path)` and `.to_gif(path)`
+write files. `live(engine)` runs an engine in a thread and draws it meanwhile. The plots that papers have are in plots.
 
 views, of both: what is shown at first, any of
     "slots"     who is in which batch slot        "batch"     rows of each iteration by kind, and its duration
@@ -12,9 +13,10 @@ request id; the first token that differs from them is marked.
 """
 
 from tinyengine.trace import Trace
+from visualizers.live import LivePlayer, Steps
 from visualizers.player import Player
 
-__all__ = ["Player", "compare", "show"]
+__all__ = ["LivePlayer", "Player", "compare", "live", "show"]
 
 
 def show(trace: Trace, **options) -> Player:
@@ -25,3 +27,12 @@ def show(trace: Trace, **options) -> Player:
 def compare(*, views=("slots",), iteration=None, expected=None, **traces: Trace) -> Player:
     """Up to six engines, named by keyword, one above the other under one playhead."""
     return Player(traces, views, iteration, expected)
+
+
+def live(engine: Steps, interval: float = 0.25, pace: float = 0.0, **options) -> LivePlayer:
+    """Runs `engine` in a thread until it has no unfinished requests. The widget's button pauses the engine.
+
+    interval: seconds between two pictures, at least. pace: seconds that each iteration is made to last. options: views,
+    iteration, expected.
+    """
+    return LivePlayer(engine, interval, pace, **options)

@@ -46,7 +46,8 @@ def render(data: dict) -> tuple[bytes, list[Place], float]:
             axes = figure.add_axes((LEFT, bottom, SHARE, place.height / total))
             first = number == 0 or places[number - 1].engine is not place.engine
             _draw_view(axes, place, data, longest, first)
-            if number + 1 == len(places) or not _timed(places[number + 1]):
+            after = places[number + 1] if number + 1 < len(places) else None
+            if after is None or not _timed(after) or (after.engine is not place.engine and len(data["views"]) > 1):
                 _label_iterations(axes, place)
         for number, entries in enumerate(legend):
             _draw_legend(figure, entries, (FOOT / 2 + LEGEND_LINE * (len(legend) - 1 - number)) / total)

@@ -3,7 +3,6 @@
 import base64
 import gzip
 from collections.abc import Sequence
-from functools import cached_property
 from html import escape
 from pathlib import Path
 
@@ -69,14 +68,23 @@ class Player:
         longest = max(len(trace.iterations) for trace in traces.values())
         if iteration is not None and not 0 <= iteration < longest:
             raise ValueError(f"iteration is {iteration!r}, but the traces have iterations 0 to {longest - 1}")
-        self.data = {**frames.build(traces, expected), "views": views, "iteration": iteration}
+        self._start = {"views": views, "iteration": iteration}
+        self.load(traces, expected)
+
+    def load(self, traces: dict[str, Trace], expected: frames.Expected | None = None):
+        """Draws these from now on."""
+        self.data = {**frames.build(traces, expected), **self._start}
+
+    def text(self) -> str:
+        """The data as the widget and the page get it."""
+        return frames.to_json(self.data)
 
     def to_html(self, path: str | Path) -> Path:
         """Write the interactive picture as one file that needs no kernel and no network."""
         page = PAGE.format(
             title=escape(f"tinyengine: {self._names}"),
             css=STYLE,
-            data=base64.b64encode(gzip.compress(frames.to_json(self.data).encode("ascii"), mtime=0)).decode("ascii"),
+            data=base64.b64encode(gzip.compress(self.text().encode("ascii"), mtime=0)).decode("ascii"),
             script=SCRIPT,
         )
         path = Path(path)
@@ -92,12 +100,22 @@ class Player:
             Path(path).write_bytes(png)
         return png
 
-    @cached_property
+    def to_gif(self, path: str | Path, fps: float = 6, most_frames: int = 120) -> Path:
+        """Write the picture as a film: a frame per iteration, or `most_frames` of them, spread evenly."""
+        from visualizers.film import write_gif
+
+        if fps <= 0 or most_frames < 1:
+            raise ValueError(f"fps is {fps!r} and most_frames {most_frames!r}, but both must be above 0")
+        return write_gif(path, self.data, fps, most_frames)
+
+    @property
     def widget(self):
         """The anywidget; made when it is first displayed, so that files can be written without Jupyter."""
         from visualizers.widget import PlayerWidget
 
-        return PlayerWidget(data=frames.to_json(self.data))
+        if "_widget" not in self.__dict__:
+            self._widget = PlayerWidget(data=self.text())
+        return self._widget
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         """Widget and PNG side by side: a front end shows the best that it can. The text has no address in it

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from PIL import Image
 from trace_samples import CHUNKS, busy, requests, run
 
 from tinyengine.memory import Slots
@@ -81,3 +82,30 @@ def test_drawing_leaves_pyplot_alone():
     before = "matplotlib.pyplot" in sys.modules
     show(CHUNKS).to_png()
     assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+@pytest.mark.parametrize("views", [["slots"], ["batch", "text"]])
+def test_a_gif_has_a_frame_per_iteration_and_the_future_is_pale(tmp_path, views):
+    path = show(CHUNKS, views=views).to_gif(tmp_path / "film.gif", fps=4)
+    with Image.open(path) as film:
+        frames = []
+        for number in range(film.n_frames):
+            film.seek(number)
+            frames.append(np.asarray(film.convert("RGB")).astype(int))
+            assert film.info["duration"] == (2000 if number == film.n_frames - 1 else 250)
+    assert len(frames) == 6 and frames[0].shape[1] == 900
+    colour = [int(np.ptp(frame, axis=-1).sum()) for frame in frames]
+    assert colour[0] < 0.75 * colour[-1] and colour[-1] == max(colour)
+
+
+def test_a_long_gif_has_no_more_frames_than_asked(tmp_path):
+    path = show(run(Orca, requests())).to_gif(tmp_path / "film.gif", most_frames=5)
+    with Image.open(path) as film:
+        assert film.n_frames == 5
+    with pytest.raises(ValueError, match="fps is 0"):
+        show(CHUNKS).to_gif(tmp_path / "film.gif", fps=0)
+
+
+def test_a_gif_of_nothing(tmp_path):
+    with Image.open(show(Trace()).to_gif(tmp_path / "film.gif")) as film:
+        assert film.n_frames == 1

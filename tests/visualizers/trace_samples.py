@@ -52,42 +52,59 @@ def requests(count: int = 12, longest: int = 24, prompt: int = 12, seed: int = 3
     return sized(*((chance.randint(1, prompt), chance.randint(2, longest)) for _ in range(count)))
 
 
-def run(
-    make: type[Scheduler],
-    work: list[Request],
-    max_num_seqs: int = 4,
-    memory: Slots | Blocks | None = None,
-    alphabet: int = 1000,
-    watch: Callable | None = None,
-    **options,
-) -> Trace:
-    """The scheduler serves `work`; an iteration lasts 1 ms and 20 us a row. Over slots, it is a padded rectangle.
-    watch: called with each plan and the memory, before the plan is committed."""
-    memory = memory or Slots(100_000)
-    scheduler = make(memory, max_num_seqs, **options)
-    trace = Trace(make.__name__.lower(), max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
-    for request in work:
-        scheduler.add(request)
-        trace.arrive(request)
-    time, chance = 0.0, random.Random(0)
-    while scheduler.has_unfinished():
-        budget = scheduler.token_budget
-        plan = scheduler.schedule()
+class Stepper:
+    """An engine without a model: an iteration lasts 1 ms and 20 us a row; over slots, it is a padded rectangle.
+
+    watch: called with each plan and the memory, before the plan is committed.
+    """
+
+    def __init__(
+        self,
+        make: type[Scheduler],
+        work: list[Request],
+        max_num_seqs: int = 4,
+        memory: Slots | Blocks | None = None,
+        alphabet: int = 1000,
+        watch: Callable | None = None,
+        **options,
+    ):
+        self.memory = memory or Slots(100_000)
+        self.scheduler = make(self.memory, max_num_seqs, **options)
+        sizes = self.memory.n_slots, self.memory.block_size, self.memory.contiguous
+        self.trace = Trace(make.__name__.lower(), max_num_seqs, *sizes)
+        self.alphabet, self.watch, self.time, self.chance = alphabet, watch, 0.0, random.Random(0)
+        for request in work:
+            self.scheduler.add(request)
+            self.trace.arrive(request)
+
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished()
+
+    def step(self):
+        budget = self.scheduler.token_budget
+        plan = self.scheduler.schedule()
         computed = sum(n_tokens for _, n_tokens in plan)
-        if watch:
-            watch(plan, memory)
-        rows = max(n_tokens for _, n_tokens in plan) * scheduler.rows(plan) if memory.contiguous else computed
-        duration = 0.001 + 0.00002 * rows
-        tokens = [_tokens(request, n_tokens, alphabet, chance) for request, n_tokens in plan]
-        waiting = tuple(request.request_id for request in scheduler.waiting)
-        fields = {"time": time, "duration": duration, "waiting": waiting, "padding": rows - computed, "budget": budget}
-        trace.record(plan, tokens, memory.holdings(), **fields)
-        for token in scheduler.commit(plan, tokens):
-            trace.pieces.setdefault(token.request.request_id, []).append(f" word{token.token_id}")
+        is_padded = self.memory.contiguous
+        rows = max(n_tokens for _, n_tokens in plan) * self.scheduler.rows(plan) if is_padded else computed
+        if self.watch:
+            self.watch(plan, self.memory)
+        tokens = [_tokens(request, n_tokens, self.alphabet, self.chance) for request, n_tokens in plan]
+        waiting = tuple(request.request_id for request in self.scheduler.waiting)
+        fields = {"duration": 0.001 + 0.00002 * rows, "waiting": waiting, "padding": rows - computed, "budget": budget}
+        self.trace.record(plan, tokens, self.memory.holdings(), time=self.time, **fields)
+        for token in self.scheduler.commit(plan, tokens):
+            self.trace.pieces.setdefault(token.request.request_id, []).append(f" word{token.token_id}")
             if token.finish_reason:
-                trace.event("finish", token.request.request_id, token.finish_reason)
-        time += duration
-    return trace
+                self.trace.event("finish", token.request.request_id, token.finish_reason)
+        self.time += fields["duration"]
+
+
+def run(*args, **options) -> Trace:
+    """The trace of a Stepper that has run to its end."""
+    engine = Stepper(*args, **options)
+    while engine.has_unfinished():
+        engine.step()
+    return engine.trace
 
 
 def _tokens(request: Request, n_tokens: int, alphabet: int, chance: random.Random) -> int | list[int] | None:
