@@ -8,6 +8,7 @@ model calls in every layer:
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -109,12 +110,16 @@ class PagedAttention:
         return self._on_cuda(batch) if batch.tokens.is_cuda else self._on_cpu(batch)
 
     def _on_cpu(self, batch: Batch) -> Attend:
-        slots = torch.cat([_as_tensor(batch.slots(index)) for index in range(len(batch.plan))])  # once, for all layers
+        dtype = self.cache.keys.dtype
+        groups = [Group(batch, requests, dtype) for requests in side_by_side(batch)]  # once, for all layers
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
-            keys, values = self.cache.keys[layer, slots], self.cache.values[layer, slots]
-            return each_request(q, keys, values, batch.counts, batch.lengths)
+            keys, values = (in_blocks(arena[layer], batch.block_size) for arena in (self.cache.keys, self.cache.values))
+            out = torch.empty_like(q)
+            for group in groups:
+                out[group.rows] = group.attend(q[group.rows], group.read(keys), group.read(values))
+            return out
 
         return attend
 
@@ -131,6 +136,57 @@ class PagedAttention:
             )
 
         return attend
+
+
+def side_by_side(batch: Batch) -> list[list[int]]:
+    """Which requests of the batch share one call of attention: decodes of nearly one length (one block more, or an
+    eighth), since a call costs more than the few keys that are padded; anybody else is alone."""
+    blocks = [-(-length // batch.block_size) for length in batch.lengths]
+    groups = [[index] for index, count in enumerate(batch.counts) if count > 1]
+    shortest = 0
+    for index in sorted((index for index, count in enumerate(batch.counts) if count == 1), key=blocks.__getitem__):
+        if shortest and blocks[index] <= max(shortest + 1, shortest * 9 // 8):
+            groups[-1].append(index)
+        else:
+            shortest = blocks[index]
+            groups.append([index])
+    return groups
+
+
+class Group:
+    """m requests of a batch that share a call of attention, and where their K/V are.
+
+    rows: their rows in the batch. blocks [m * w]: their blocks, one request behind the other; w is as many as the
+    longest has, and the others' own first block stands in for the rest. unused: which of the m * w * block_size slots
+    hold nothing of theirs. hidden [m, 1, 1, w * block_size]: 0, or -inf for a key that is not there.
+    """
+
+    def __init__(self, batch: Batch, requests: list[int], dtype: torch.dtype):
+        starts = [0, *accumulate(batch.counts)]
+        self.rows = torch.tensor([row for index in requests for row in range(starts[index], starts[index + 1])])
+        self.lengths = [batch.lengths[index] for index in requests]
+        tables = [batch.tables[index][: -(-batch.lengths[index] // batch.block_size)] for index in requests]
+        width = max(map(len, tables))
+        self.blocks = torch.tensor([[*table, *[table[0]] * (width - len(table))] for table in tables]).flatten()
+        missing = torch.arange(width * batch.block_size) >= torch.tensor(self.lengths)[:, None]
+        self.unused = missing.flatten().nonzero()[:, 0]
+        self.hidden = torch.zeros(missing.shape, dtype=dtype).masked_fill(missing, -torch.inf)[:, None, None]
+
+    def read(self, arena: torch.Tensor) -> torch.Tensor:
+        """arena [blocks, block_size, kv_heads, head_dim] -> [m, w * block_size, kv_heads, head_dim], with zeros where
+        nothing is: a masked value takes part as 0 * value, and the slot's last owner may have left a NaN there."""
+        copy = arena.index_select(0, self.blocks)  # block by block: about three times as fast as slot by slot
+        copy.flatten(0, 1).index_fill_(0, self.unused, 0)
+        return copy.view(len(self.lengths), -1, *arena.shape[2:])
+
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """q [rows, heads, head_dim], keys and values as read -> [rows, heads, head_dim]"""
+        m, kv_heads = len(self.lengths), keys.shape[2]
+        if m == 1:
+            return one_request(q, keys[0, : self.lengths[0]], values[0, : self.lengths[0]])
+        grouped = q.view(m, kv_heads, -1, q.shape[-1])  # as in one_request: the group is rows of one product
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # [m, kv_heads, w * block_size, head_dim]
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.hidden).reshape(q.shape)
 
 
 def in_blocks(arena: torch.Tensor, block_size: int) -> torch.Tensor:
