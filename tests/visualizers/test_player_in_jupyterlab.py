@@ -80,6 +80,16 @@ def write_json(path: Path, content: dict):
     path.write_text(json.dumps(content))
 
 
+def write_notebook(path: Path, source: str):
+    """One cell, not yet run."""
+    cell = {
+        "cell_type": "code", "execution_count": None, "id": "a", "metadata": {}, "outputs": [],
+        "source": source.format(paths=[str(ROOT), str(ROOT / "tests/visualizers")]),
+    }  # fmt: skip
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    write_json(path, {"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+
+
 def wait_for(address: str, server: subprocess.Popen, log: Path):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and server.poll() is None:
@@ -94,12 +104,7 @@ def wait_for(address: str, server: subprocess.Popen, log: Path):
 def notebook(lab, browser):
     """A page with a notebook of one cell, run: its output is the widget."""
     address, folder = lab
-    cell = {
-        "cell_type": "code", "execution_count": None, "id": "a", "metadata": {}, "outputs": [],
-        "source": CELL.format(paths=[str(ROOT), str(ROOT / "tests/visualizers")]),
-    }  # fmt: skip
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    write_json(folder / "look.ipynb", {"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+    write_notebook(folder / "look.ipynb", CELL)
     page = run_all(browser, f"{address}/tree/look.ipynb?reset")
     page.locator(".te-player canvas").first.wait_for()
     page.get_by_text("iteration 50:").first.wait_for()  # orca's last: the whole run is drawn before anybody plays it
@@ -168,6 +173,55 @@ def test_the_stored_output_carries_the_png_beside_the_widget(notebook, lab):
     (output,) = outputs
     assert set(output["data"]) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
     assert "".join(output["data"]["text/plain"]) == "Player(static: 56 iterations, orca: 51 iterations)"
+
+
+def test_a_reopened_notebook_shows_its_widget_again(notebook):
+    """The page is closed and opened while the kernel lives on."""
+    notebook.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    notebook.get_by_test_id("position").get_by_text("iteration 0").wait_for()
+    notebook.goto(notebook.url.replace("?reset", ""))
+    notebook.locator(".te-player canvas").first.wait_for()
+    notebook.get_by_text("iteration 50:").first.wait_for()
+    before = picture(notebook)
+    notebook.locator('[data-act="back"]').click()
+    notebook.wait_for_timeout(100)
+    assert picture(notebook) != before
+
+
+LIVE = """
+import sys
+sys.path[:0] = {paths!r}
+from trace_samples import Stepper, requests
+from tinyengine.scheduler import Orca
+from visualizers import live
+
+player = live(Stepper(Orca, requests()), interval=0.05, pace=0.1)
+player
+"""
+
+
+def test_an_engine_is_watched_while_it_runs_and_paused_by_the_button(lab, browser):
+    address, folder = lab
+    write_notebook(folder / "live.ipynb", LIVE)
+    page = run_all(browser, f"{address}/tree/live.ipynb?reset")
+    button, iteration = page.get_by_test_id("engine"), page.locator('td[data-testid="iteration"]')
+    seen = lambda: int(iteration.inner_text().split(" of ")[-1]) if "of" in iteration.inner_text() else -1  # noqa: E731
+    button.wait_for()
+    assert button.inner_text() == "Pause the engine"
+    count = "Number(document.querySelector('td[data-testid=iteration]').textContent.split(' of ')[1])"
+    page.wait_for_function(f"{count} > 3")
+    first = picture(page)
+    button.click()
+    page.get_by_text("Resume the engine").wait_for()
+    page.wait_for_timeout(300)  # the last picture before the pause is on its way
+    stood, drawn = seen(), picture(page)
+    assert 3 < stood < 50 and drawn != first
+    page.wait_for_timeout(600)
+    assert (seen(), picture(page)) == (stood, drawn)
+    button.click()
+    page.get_by_text("50 of 50").wait_for()
+    button.wait_for(state="hidden")
+    page.close()
 
 
 @pytest.mark.slow
