@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     from tinyengine.course import cli as course
     from tinyengine.simulate import cli as simulate
+    from tinyengine.verify import cli as verify
 
     parser = argparse.ArgumentParser(prog="tinyengine", description="A small LLM serving engine, and its course.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", type=Path, metavar="PATH", help="write results, machine, versions and commit there")
     bench.set_defaults(func=_bench)
 
+    verify.register(commands)
     simulate.register(commands)
     course.register(commands)
     return parser

@@ -17,20 +17,21 @@ from tinyengine.batch import flat
 from tinyengine.invariant.attention import SPLIT, InvariantAttention
 from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
 from tinyengine.memory import Blocks
-from tinyengine.operators import Operators
+from tinyengine.operators import Operators, plain
 from tinyengine.request import Request
 from tinyengine.sampler import cut, gumbel_noise
 
 AWKWARD = (1, 2, 3, 5, 7, 8, 9, 11, 16, 17, 33, 52, 64, 100, 129, 257)  # rows of a batch
+FILLS = (None, 0.0, torch.nan, torch.inf)  # what the neighbours of a row may hold
 MOST_FLOP = 2e10  # of one weight's test: about half a second
 
-_tested: dict[tuple, InvariantOperators] = {}
+_tested: dict[tuple, Callable] = {}  # how to make the operators that hold in an envelope
 
 
 def envelope(model) -> tuple:
     """What the bits of this model depend on here, beside its tokens."""
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
-    shapes = tuple(sorted({(name.split(".")[-2], tuple(weight.shape)) for name, weight in model.named_parameters()}))
+    shapes = tuple(sorted({tuple(weight.shape) for weight in model.parameters()}))
     return shapes, model.dtype, str(model.device), device, torch.__version__, torch.get_num_threads()
 
 
@@ -43,20 +44,21 @@ def tested_operators(model) -> Operators:
     key = envelope(model)
     if key not in _tested:
         _tested[key] = _choose(model)
-    return _tested[key]
+    return _tested[key](model)
 
 
-def _choose(model) -> Operators:
+def _choose(model) -> Callable:
     if model.device.type == "cuda":
         from tinyengine.invariant.on_cuda import CudaOperators  # imported here: Triton is an extra
 
-        candidates = [CudaOperators()]
+        candidates = [lambda model: CudaOperators()]
     else:
-        candidates = [InvariantOperators(rows) for rows in (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)]
-    for operators in candidates:
-        fault = next(faults(model, operators, InvariantAttention), None)
+        tiles = (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)
+        candidates = [lambda model, rows=rows: InvariantOperators(rows, plain(model)) for rows in tiles]
+    for make in candidates:
+        fault = next(faults(model, make(model), InvariantAttention), None)
         if fault is None:
-            return operators
+            return make
     raise RuntimeError(
         f"{fault} depends on the batch here (torch {torch.__version__}, {torch.get_num_threads()} threads, "
         f"{model.device}, {str(model.dtype).removeprefix('torch.')}), so no invariance can be promised: try another "
@@ -64,21 +66,25 @@ def _choose(model) -> Operators:
     )
 
 
+def row_wise(model, operators: Operators) -> Iterator[tuple[str, Callable, int]]:
+    """Each operator on this model's shapes: its name with the shape, the operator of rows alone, and their width."""
+    config, norm = model.config, model.norm.weight
+    for name, weight in _weights(model).items():
+        yield f"linear {name} {list(weight.shape)}", lambda x, w=weight: operators.linear(x, w), weight.shape[1]
+    yield f"swiglu [{config.intermediate_size}]", operators.swiglu, 2 * config.intermediate_size
+    for size in (config.hidden_size, config.head_dim):
+        scale = norm.new_ones(size)
+        yield f"rms_norm [{size}]", lambda x, w=scale: operators.rms_norm(x, w, config.rms_norm_eps), size
+
+
 def faults(model, operators: Operators, make_attention: type) -> Iterator[str]:
     """Names each operator, with its shape, that gives a row other bits in company than alone."""
     config = model.config
-    for name, weight in _weights(model).items():
-        flop = 2 * weight.numel()
-        rows = [n for n in AWKWARD if flop * n * 3 < MOST_FLOP]
-        if not same_in_company(lambda x, w=weight: operators.linear(x, w), weight.shape[1], weight, rows):
-            yield f"linear {name} {list(weight.shape)}"
-    weight = model.norm.weight
-    if not same_in_company(operators.swiglu, 2 * config.intermediate_size, weight, AWKWARD):
-        yield f"swiglu [{config.intermediate_size}]"
-    for size in (config.hidden_size, config.head_dim):
-        scale = weight.new_ones(size)
-        if not same_in_company(lambda x, w=scale: operators.rms_norm(x, w, config.rms_norm_eps), size, weight, AWKWARD):
-            yield f"rms_norm [{size}]"
+    largest = max(weight.numel() for weight in model.parameters())
+    sizes = [n for n in AWKWARD if 2 * largest * n * len(FILLS) < MOST_FLOP]
+    for name, operator, width in row_wise(model, operators):
+        if not same_in_company(operator, width, model.norm.weight, sizes):
+            yield name
     if not sampler_is_row_wise(config.vocab_size, model.device):
         yield f"sampler [{config.vocab_size}]"
     if not attention_is_prefix_pure(make_attention, config, model.device, model.dtype):
@@ -86,11 +92,11 @@ def faults(model, operators: Operators, make_attention: type) -> Iterator[str]:
 
 
 def _weights(model) -> dict[str, torch.Tensor]:
-    """One weight matrix of each shape, by name."""
+    """One weight matrix of each shape, by its layer's name."""
     found = {}
-    for name, weight in model.named_parameters():
-        if weight.ndim == 2:
-            found.setdefault(tuple(weight.shape), (name, weight))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            found.setdefault(tuple(module.weight.shape), (name, module.weight))
     return dict(found.values())
 
 
@@ -105,18 +111,21 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 def same_in_company(operator: Callable, width: int, like: torch.Tensor, sizes) -> bool:
     """Whether rows that were computed alone get the same bits at the beginning, in the middle and at the end of batches
-    of these sizes, beside ordinary rows, NaN and infinity."""
+    of these sizes, beside ordinary rows, zeros, NaN and infinity."""
+    return all(same_bits(got, wanted) for got, wanted in in_company(operator, width, like, sizes))
+
+
+def in_company(operator: Callable, width: int, like: torch.Tensor, sizes, fills=FILLS) -> Iterator[tuple]:
+    """Rows in batches of these sizes, beside rows of these fills (None: ordinary ones), and the same rows alone."""
     chance = torch.Generator().manual_seed(0)
     probes = torch.randn(8, width, generator=chance).to(like)
     alone = torch.cat([operator(row[None].clone()) for row in probes])
     for n in sizes:
-        for fill in (None, torch.nan, torch.inf):
+        places = sorted({0, 1, 2, n // 3, n // 2, n - 3, n - 2, n - 1} & set(range(n)))
+        for fill in fills:
             x = torch.randn(n, width, generator=chance).to(like) if fill is None else probes.new_full((n, width), fill)
-            places = sorted({0, 1, 2, n // 3, n // 2, n - 3, n - 2, n - 1} & set(range(n)))[: len(probes)]
             x[places] = probes[: len(places)]
-            if not same_bits(operator(x)[places], alone[: len(places)]):
-                return False
-    return True
+            yield operator(x)[places], alone[: len(places)]
 
 
 def sampler_is_row_wise(vocab_size: int, device: torch.device) -> bool:

@@ -6,22 +6,22 @@ in LLM Inference" (He et al., Thinking Machines, 2025), which found this to be w
 """
 
 import torch
-import torch.nn.functional as F
 
-from tinyengine.operators import Operators
+from tinyengine.operators import PLAIN, Operators
 
 TILE_ROWS = 8  # the least that held on every CPU tried; the envelope's self-test takes more where it must
 
 
 class InvariantOperators(Operators):
-    """tile_rows: a matrix product always has a multiple of so many rows, so that none of them is in an edge case."""
+    """tile_rows: a matrix product always has a multiple of so many rows, so that none of them is in an edge case.
+    products: the operators whose products these are."""
 
-    def __init__(self, tile_rows: int = TILE_ROWS):
+    def __init__(self, tile_rows: int = TILE_ROWS, products: Operators = PLAIN):
         self.tile_rows = tile_rows
+        self.products = products
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        n = len(x)
-        return F.linear(pad_rows(x, self.tile_rows), weight)[:n]
+        return self.products.linear(pad_rows(x, self.tile_rows), weight)[: len(x)]
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """torch's own silu computes what is left of a row after whole vectors with another exp, and a border between
