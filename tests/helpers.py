@@ -64,7 +64,7 @@ def assert_nothing_left(engine: Engine):
     engine.memory.check()
     assert not engine.memory.holders
     assert not engine.has_unfinished() and not engine.scheduler.has_unfinished()
-    assert not (engine._requests or engine._detokenizers or engine._future or engine._undelivered)
+    assert not (engine._requests or engine._outputs or engine._detokenizers or engine._future or engine._undelivered)
     assert not (engine.scheduler.waiting or engine.scheduler.running)
     assert not (engine.trace._holders or engine.trace._reached)
     if isinstance(engine.memory, Blocks):

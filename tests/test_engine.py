@@ -732,3 +732,16 @@ def test_a_bad_engine_option_is_named_with_its_value_and_limit(random_model, opt
     with pytest.raises(ValueError, match=message) as error:
         Engine(random_model, **options)
     assert_one_sentence(error)
+
+
+@pytest.mark.parametrize("end", ["run", "abort"])
+def test_an_output_taken_out_before_its_end_is_still_filled(engine, end):
+    output = engine.outputs.pop(engine.add_request([5, 6], SamplingParams(max_tokens=3, ignore_eos=True)))
+    engine.step()
+    if end == "abort":
+        engine.abort_request(output.request_id)
+    while engine.has_unfinished():
+        engine.step()
+    assert output.finish_reason == {"run": "length", "abort": "abort"}[end]
+    assert len(output.token_ids) == {"run": 3, "abort": 1}[end]
+    assert_nothing_left(engine)

@@ -117,6 +117,7 @@ class Engine:
         self.trace = Trace(stage, scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
         self.outputs: dict[str, Output] = {}  # by request id, of add_request; pop what you have read
         self._requests: dict[str, Request] = {}  # the unfinished ones
+        self._outputs: dict[str, Output] = {}  # theirs: a user may have taken one out of `outputs` already
         self._detokenizers: dict[str, Detokenizer] = {}  # theirs
         self._future: list[tuple[float, int, Request]] = []  # a heap by arrival: not yet shown to the scheduler
         self._ids: set[str] = set()  # all that were ever taken
@@ -160,7 +161,7 @@ class Engine:
             request.params = replace(params, seed=self._seeds.getrandbits(63))
         self._ids.add(request_id)
         self._requests[request_id] = request
-        self.outputs[request_id] = Output(request_id, text, list(request.prompt_token_ids))
+        self._outputs[request_id] = self.outputs[request_id] = Output(request_id, text, list(request.prompt_token_ids))
         if self.model.tokenizer is not None:
             self._detokenizers[request_id] = Detokenizer(self.model.tokenizer, params.stop)
         heapq.heappush(self._future, (request.arrival, next(self._order), request))
@@ -224,7 +225,7 @@ class Engine:
         heapq.heapify(self._future)
         self.scheduler.abort(request)
         self._detokenizers.pop(request_id, None)
-        self.outputs[request_id].finish_reason = "abort"
+        self._outputs.pop(request_id).finish_reason = "abort"
         if request_id in self.trace.requests:  # else it never arrived, and the trace knows nothing of it
             self.trace.event("abort", request_id)
 
@@ -278,7 +279,7 @@ class Engine:
         while self._future and self._future[0][0] <= now:
             request = heapq.heappop(self._future)[2]
             self.scheduler.add(request)
-            output = self.outputs[request.request_id]
+            output = self._outputs[request.request_id]
             self.trace.arrive(request, output.prompt)
             self.trace.pieces[request.request_id] = output.pieces
 
@@ -304,7 +305,7 @@ class Engine:
     def _deliver(self, token: Token) -> StreamedToken:
         """Turns a token into text, and ends its request where the text completes a stop string or stop_when says so."""
         request, reason = token.request, token.finish_reason
-        output = self.outputs[request.request_id]
+        output = self._outputs[request.request_id]
         output.token_ids.append(token.token_id)
         output.pieces.append("")
         detokenizer = self._detokenizers.get(request.request_id)
@@ -321,7 +322,7 @@ class Engine:
         return output.token(place)
 
     def _end(self, request: Request, reason: str):
-        output, detokenizer = self.outputs[request.request_id], self._detokenizers.pop(request.request_id, None)
+        output, detokenizer = self._outputs.pop(request.request_id), self._detokenizers.pop(request.request_id, None)
         if detokenizer and not detokenizer.stopped:
             output.pieces[-1] += detokenizer.flush()
         output.finish_reason = reason

@@ -37,7 +37,7 @@ class Metrics:
         counts once. kv_waste: 1 - used / reserved. kv_waste_past_last_block: the same without the rest of the block in
         which each request's newest token lies. kv_fragmented: mean share of the arena that is free, but outside the
         largest hole; 0 where a request's slots need not be one piece.
-    cached_tokens: prompt tokens found in the prefix cache. recomputed_tokens: computed once more after a preemption.
+    cached_tokens: tokens found in the prefix cache. recomputed_tokens: computed once more after a preemption.
     preemptions: how often a request lost its memory.
     tokens_per_step: tokens per request and iteration that gave any; above 1 with speculation. draft_tokens,
         accepted_tokens: guesses, and right ones.
