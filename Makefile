@@ -8,7 +8,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 NBVAL := $(BIN)/python -m pytest -q --nbval-lax --nbval-current-env -p no:cacheprovider
 
 # The embedded model's products are too small to share: on a busy machine two threads mostly wait for each other
-test quick unit notebooks: export OMP_NUM_THREADS ?= 1
+test quick unit notebooks demo: export OMP_NUM_THREADS ?= 1
 
 .PHONY: lab test quick unit notebooks lint demo browser clean
 
