@@ -8,15 +8,20 @@ model calls in every layer:
 """
 
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 
-from tinyengine.batch import Batch, flat, rectangle
+from tinyengine.batch import Batch, flat, paged, rectangle
+from tinyengine.kernels import why_not_triton
 from tinyengine.operators import plain
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+BACKENDS = ("auto", "torch", "triton", "varlen")
+SPLIT_SIZE = 256  # keys of one program, where several share a request's keys
 
 
 class KVCache:
@@ -98,16 +103,27 @@ class PerRequest:
 
 
 class PagedAttention:
-    """The stream of `PerRequest`, over K/V in blocks: each request finds its keys through its block table."""
+    """The stream of `PerRequest`, over K/V in blocks: each request finds its keys through its block table.
+
+    backend: "triton" (kernels.paged), "varlen" (kernels.varlen, torch's own FlashAttention), "torch" (request by
+        request, on any device), or "auto": triton where it can run, else torch.
+    split_kv: lets several programs of the Triton kernel share the keys of a request, in decodes of few long ones.
+
+    Raises ValueError for a backend that cannot serve this arena here.
+    """
 
     layout = staticmethod(flat)
     operators = staticmethod(plain)
 
-    def __init__(self, cache: KVCache):
+    def __init__(self, cache: KVCache, backend: str = "auto", split_kv: bool = True):
         self.cache = cache
+        self.backend = choose_backend(backend, cache.keys)
+        self.split_kv = split_kv
+        if self.backend != "torch":
+            self.layout = paged
 
     def __call__(self, batch: Batch) -> Attend:
-        return self._on_cuda(batch) if batch.tokens.is_cuda else self._on_cpu(batch)
+        return self._on_cpu(batch) if self.backend == "torch" else self._on_cuda(batch)
 
     def _on_cpu(self, batch: Batch) -> Attend:
         dtype = self.cache.keys.dtype
@@ -124,18 +140,61 @@ class PagedAttention:
         return attend
 
     def _on_cuda(self, batch: Batch) -> Attend:
+        if self.backend == "varlen":
+            return self._with_varlen(batch)
         from tinyengine.kernels import paged  # imported here: Triton is an extra that a CPU does not need
 
-        longest = max(batch.counts)
+        longest, options = max(batch.counts), self.kernel_options(batch)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             keys, values = (in_blocks(arena[layer], batch.block_size) for arena in (self.cache.keys, self.cache.values))
             paged.write_kv(keys, values, batch.slot_mapping, k, v)
-            return paged.paged_attention(
-                q, keys, values, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, longest
-            )
+            return paged.paged_attention(q, keys, values, *batch.varlen, longest, **options)
 
         return attend
+
+    def _with_varlen(self, batch: Batch) -> Attend:
+        from tinyengine.kernels import varlen  # imported here: not every torch has what it needs
+
+        longest = max(batch.counts)
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            self.cache.write(layer, batch.slot_mapping, k, v)
+            keys, values = (in_blocks(arena[layer], batch.block_size) for arena in (self.cache.keys, self.cache.values))
+            return varlen.paged_attention(q, keys, values, *batch.varlen, longest)
+
+        return attend
+
+    def kernel_options(self, batch: Batch) -> dict:
+        """How the Triton kernel cuts its work (its `tile_rows` and `split_size`).
+
+        A decode has one program for each request and key head. Where that leaves multiprocessors of the GPU without
+        any, and the table is longer than a split, the keys are cut into splits of SPLIT_SIZE.
+        """
+        requests, width = batch.block_table.shape
+        programs = requests * self.cache.keys.shape[2]
+        is_long = width * batch.block_size > SPLIT_SIZE
+        if self.split_kv and max(batch.counts) == 1 and is_long and programs < _multiprocessors(self.cache.keys.device):
+            return {"split_size": SPLIT_SIZE}
+        return {}
+
+
+def choose_backend(wanted: str, arena: torch.Tensor) -> str:
+    """The attention that `wanted` of BACKENDS means for K/V in this arena. Raises ValueError, with the reason, for one
+    that cannot run."""
+    if wanted not in BACKENDS:
+        raise ValueError(f"attention_backend is {wanted!r}, but the backends are {', '.join(BACKENDS)}")
+    if wanted == "varlen":
+        from tinyengine.kernels import varlen
+
+        lacking = varlen.missing()
+    else:
+        lacking = why_not_triton(arena.device, arena.dtype, arena.shape[-1])
+    if wanted == "auto":
+        return "torch" if lacking else "triton"
+    if wanted != "torch" and lacking:
+        raise ValueError(f"attention_backend is {wanted!r}, but {lacking}")
+    return wanted
 
 
 def side_by_side(batch: Batch) -> list[list[int]]:
@@ -171,6 +230,11 @@ class Group:
         missing = torch.arange(width * batch.block_size) >= torch.tensor(self.lengths)[:, None]
         self.unused = missing.flatten().nonzero()[:, 0]
         self.hidden = torch.zeros(missing.shape, dtype=dtype).masked_fill(missing, -torch.inf)[:, None, None]
+        device = batch.tokens.device
+        if device.type != "cpu":
+            self.rows, self.blocks, self.unused, self.hidden = (
+                own.to(device) for own in (self.rows, self.blocks, self.unused, self.hidden)
+            )
 
     def read(self, arena: torch.Tensor) -> torch.Tensor:
         """arena [blocks, block_size, kv_heads, head_dim] -> [m, w * block_size, kv_heads, head_dim], with zeros where
@@ -250,6 +314,11 @@ def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> to
         q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )  # [1, heads, n, head_dim]
     return out[0].transpose(0, 1)
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _as_tensor(slots: slice | torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """One iteration's input: the tokens of all requests as one stream of rows, and where each request's rows are."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,22 +53,26 @@ class Batch:
     def due_requests(self) -> list[Request]:
         return [self.plan[index][0] for index in self.due]
 
-    @cached_property
+    @property
     def cu_seqlens_q(self) -> torch.Tensor:
         """Where each request's rows begin in a flat batch, and where the last one's end: [B + 1], int32."""
-        return self._int32([0, *accumulate(self.counts)])
+        return self.varlen[0]
 
-    @cached_property
+    @property
     def seqused_k(self) -> torch.Tensor:
         """`lengths`: [B], int32."""
-        return self._int32(self.lengths)
+        return self.varlen[1]
 
-    @cached_property
+    @property
     def block_table(self) -> torch.Tensor:
         """`tables` as a rectangle, filled up with 0, which nobody reads: [B, most blocks], int32."""
-        sizes = [-(-length // self.block_size) for length in self.lengths]
-        rows = [[*table[:size], *[0] * (max(sizes) - size)] for table, size in zip(self.tables, sizes)]
-        return self._int32(rows)
+        return self.varlen[2]
+
+    @cached_property
+    def varlen(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The three of them, where they did not come with the rest (`paged` brings them)."""
+        columns = _varlen_columns(self.counts, self.lengths, self.tables, self.block_size)
+        return _as_varlen(*on_device(columns, self.tokens.device))
 
     def slots(self, index: int) -> slice | torch.Tensor:
         """The slots of request `index`'s positions 0 .. length - 1: a slice where they are one piece, else [length]."""
@@ -89,8 +94,22 @@ class Batch:
             spread[index] = accept(request, own) if request.draft else own[0]
         return spread
 
-    def _int32(self, numbers: Sequence) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=self.tokens.device)
+
+def on_device(columns: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Lists of whole numbers as long tensors, with one copy to the device for all of them: on CUDA a copy costs about
+    as much as a small kernel, whatever its size."""
+    numbers = array("q")  # a list would take three times as long: torch asks each of its elements what it is
+    for column in columns:
+        numbers.extend(column)
+    whole = to_device(torch.frombuffer(numbers, dtype=torch.long), device)
+    return whole.split([len(column) for column in columns])
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On CUDA the copy waits its turn behind the work in flight, and nobody waits for it: that takes pinned memory."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def flat(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
@@ -98,11 +117,12 @@ def flat(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) ->
 
     `rows` is of no use here: a stream has as many rows as tokens.
     """
-    offsets, offset = [], 0
-    for _, count in plan:
-        offsets.append(offset)
-        offset += count
-    return _build(plan, memory, offsets, offset, device)
+    return _build(plan, memory, *_offsets(plan), device)
+
+
+def paged(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
+    """`flat`, and with it, in the same copy, the integers by which a kernel finds its way through blocks."""
+    return _build(plan, memory, *_offsets(plan), device, with_tables=True)
 
 
 def rectangle(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
@@ -112,7 +132,20 @@ def rectangle(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.devic
     return _build(plan, memory, [index * width for index in range(len(plan))], rows * width, device)
 
 
-def _build(plan: Plan, memory: Slots | Blocks, offsets: list[int], size: int, device: torch.device) -> Batch:
+def _offsets(plan: Plan) -> tuple[list[int], int]:
+    """Where each request's rows begin when they stand one behind the other, and how many there are."""
+    ends = list(accumulate(count for _, count in plan))
+    return [0, *ends[:-1]], ends[-1]
+
+
+def _build(
+    plan: Plan,
+    memory: Slots | Blocks,
+    offsets: list[int],
+    size: int,
+    device: torch.device,
+    with_tables: bool = False,
+) -> Batch:
     tokens, positions, real, slot_mapping = [0] * size, [0] * size, [], []
     lengths, due, guessed, last = [], [], [], []
     for index, ((request, count), offset) in enumerate(zip(plan, offsets, strict=True)):
@@ -128,20 +161,40 @@ def _build(plan: Plan, memory: Slots | Blocks, offsets: list[int], size: int, de
             guessed.extend(range(guesses + 1))
             last.extend(range(offset + count - guesses - 1, offset + count))
 
-    def on_device(numbers):
-        return torch.tensor(numbers, dtype=torch.long, device=device)
-
-    return Batch(
+    counts = [count for _, count in plan]
+    tables = [request.table for request, _ in plan]
+    columns = [tokens, positions, real if len(real) < size else [], slot_mapping, last]
+    if with_tables:
+        columns += _varlen_columns(counts, lengths, tables, memory.block_size)
+    columns = on_device(columns, device)
+    batch = Batch(
         plan=plan,
-        tokens=on_device(tokens),
-        positions=on_device(positions),
-        real=on_device(real) if len(real) < size else None,
-        slot_mapping=on_device(slot_mapping),
-        counts=[count for _, count in plan],
+        tokens=columns[0],
+        positions=columns[1],
+        real=columns[2] if len(real) < size else None,
+        slot_mapping=columns[3],
+        counts=counts,
         lengths=lengths,
-        tables=[request.table for request, _ in plan],
+        tables=tables,
         block_size=memory.block_size,
         due=due,
         guessed=guessed,
-        last=on_device(last),
+        last=columns[4],
     )
+    if with_tables:
+        batch.varlen = _as_varlen(*columns[5:])
+    return batch
+
+
+def _varlen_columns(counts, lengths, tables, block_size: int) -> list[list[int]]:
+    """cu_seqlens_q, seqused_k and block_table, the last one row behind the other."""
+    sizes = [-(-length // block_size) for length in lengths]
+    rows = []
+    for table, size in zip(tables, sizes):
+        rows += table[:size]
+        rows += [0] * (max(sizes) - size)
+    return [[0, *accumulate(counts)], lengths, rows]
+
+
+def _as_varlen(cu_seqlens_q: torch.Tensor, seqused_k: torch.Tensor, table: torch.Tensor):
+    return cu_seqlens_q.int(), seqused_k.int(), table.int().view(len(seqused_k), -1)

@@ -4,10 +4,12 @@ Randomness has no state: the noise of a token is a hash of (seed, position, toke
 the same tokens alone, in any batch, in any row, and after a preemption.
 """
 
+from array import array
+
 import torch
 
-from tinyengine.batch import Batch
-from tinyengine.request import Request
+from tinyengine.batch import Batch, on_device, to_device
+from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Tokens
 
 
@@ -28,7 +30,7 @@ def choose(logits: torch.Tensor, requests: list[Request], guessed: list[int] | N
     tokens = logits.argmax(-1)
     if drawn:
         positions = [len(texts[row]) for row in drawn]
-        tokens[drawn] = _draw(logits[drawn].float(), [requests[row] for row in drawn], positions)
+        return _draw(logits, tokens, drawn, [requests[row].params for row in drawn], positions)
     return tokens
 
 
@@ -41,33 +43,47 @@ def penalise(logits: torch.Tensor, requests: list[Request], texts: list[list[int
     ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers). texts: the tokens
     that each row has seen. In float32, or neighbours in bf16 would become equal."""
     logits = logits.to(torch.float32, copy=True)
+    rows, seen, penalties = [], [], array("f")
     for row, request in enumerate(requests):
-        penalty = request.params.repetition_penalty
-        if penalty != 1.0:
-            seen = torch.tensor(sorted(set(texts[row])), device=logits.device)
-            scores = logits[row, seen]
-            logits[row, seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
+        if request.params.repetition_penalty != 1.0:
+            own = sorted(set(texts[row]))
+            rows += [row] * len(own)
+            seen += own
+            penalties.extend([request.params.repetition_penalty] * len(own))
+    if not rows:
+        return logits
+    rows, seen = on_device([rows, seen], logits.device)  # [all seen tokens of all rows]
+    penalties = to_device(torch.frombuffer(penalties, dtype=torch.float32), logits.device)
+    scores = logits[rows, seen]
+    logits[rows, seen] = torch.where(scores > 0, scores / penalties, scores * penalties)
     return logits
 
 
-def _draw(logits: torch.Tensor, requests: list[Request], positions: list[int]) -> torch.Tensor:
-    """Samples from softmax(logits / temperature), cut to top_k and top_p: [n, vocab] -> [n], for these positions."""
+def _draw(
+    logits: torch.Tensor, greedy: torch.Tensor, rows: list[int], params: list[SamplingParams], positions: list[int]
+) -> torch.Tensor:
+    """Samples `rows` from softmax(logits / temperature), cut to top_k and top_p, by their parameters, for tokens at
+    `positions`; the others keep what `greedy` says: logits [n, vocab], greedy [n] -> [n]."""
+    vocab = logits.shape[-1]
+    top_k = [min(own.top_k, vocab) if own.top_k > 0 else vocab for own in params]
+    # infinite where there is no limit: the running sum may round to 1 before the last token
+    top_p = [own.top_p if own.top_p < 1.0 else torch.inf for own in params]
+    seeds = [own.seed for own in params]
+    # two copies to the device for all of it, and none of them waits for the model
+    where, *whole = on_device([rows, top_k, seeds, positions], logits.device)
+    top_k, seeds, positions = (column[:, None] for column in whole)  # [rows, 1]
+    floats = torch.tensor([[own.temperature for own in params], top_p], dtype=torch.float32)
+    temperature, top_p = to_device(floats, logits.device)[:, :, None]
 
-    def column(values, dtype=torch.float32):
-        return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]  # [n, 1]
-
+    is_cut = any(own.top_k > 0 or own.top_p < 1.0 for own in params)
+    drawn = (logits if len(rows) == len(logits) else logits[where]).float()
     # The best logit becomes 0 first: divided by a very small temperature it must not become infinite.
-    logits = (logits - logits.amax(-1, keepdim=True)) / column([request.params.temperature for request in requests])
-    if any(request.params.top_k > 0 or request.params.top_p < 1.0 for request in requests):
-        vocab = logits.shape[-1]
-        top_k = [min(request.params.top_k, vocab) if request.params.top_k > 0 else vocab for request in requests]
-        # infinite where there is no limit: the running sum may round to 1 before the last token
-        top_p = [request.params.top_p if request.params.top_p < 1.0 else torch.inf for request in requests]
-        logits = cut(logits, column(top_k, torch.long), column(top_p))
-    seeds = column([request.params.seed for request in requests], torch.long)
+    drawn = (drawn - drawn.amax(-1, keepdim=True)) / temperature
+    if is_cut:
+        drawn = cut(drawn, top_k, top_p)
     # The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the
     # vocabulary and no generator that batch neighbours would share.
-    return (logits + gumbel_noise(seeds, column(positions, torch.long), logits.shape[-1])).argmax(-1)
+    return greedy.index_copy(0, where, (drawn + gumbel_noise(seeds, positions, vocab)).argmax(-1))
 
 
 def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

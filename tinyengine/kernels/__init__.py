@@ -1,2 +1,19 @@
 """Attention on the GPU. `paged` needs Triton and `varlen` torch >= 2.12; both are imported only when they are used, so
 that the engine runs on a CPU where there is no Triton."""
+
+from importlib.util import find_spec
+
+import torch
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """What keeps `paged` from serving such a model, as a sentence; None where nothing does."""
+    if device.type != "cuda":
+        return f"the model is on {device}, and Triton kernels run on CUDA: load it there, or use 'torch'"
+    if find_spec("triton") is None:
+        return "Triton is not installed: pip install 'tinyengine[kernels]', or use 'torch'"
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"the model is in {dtype}, and the kernel takes bfloat16, float16 and float32: use 'torch'"
+    if not 16 <= head_dim <= 256:
+        return f"head_dim is {head_dim}, and the kernel takes 16 to 256: use 'torch'"
+    return None
