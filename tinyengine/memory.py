@@ -198,10 +198,11 @@ class Blocks:
             return
         del self.holders[request.request_id]
         self._ranges.pop(request.request_id, None)
+        references, free = self.references, self.free
         for block in reversed(request.table):  # the end of a text is wanted again less often than its beginning
-            self.references[block] -= 1
-            if not self.references[block]:
-                self.free[block] = None
+            references[block] -= 1
+            if not references[block]:
+                free[block] = None
         request.table = []
 
     def filled(self, request: Request, since: int):
