@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-BENCHMARKS = ("stages", "stall", "scheduler")
+BENCHMARKS = ("stages", "stall", "peers", "scheduler", "simulate", "fit")
 
 
 def benchmark(name: str) -> ModuleType:

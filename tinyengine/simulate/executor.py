@@ -45,6 +45,10 @@ class SimulatedRequest(Request):
         self.last = 0.0
         self.worst_gap = 0.0
 
+    def reason_to_finish(self, new=()) -> str | None:
+        """"length", or None: there is no token 0 that ends a request sooner."""
+        return "length" if len(self.tokens) + len(new) >= self.max_slots else None
+
     @property
     def is_good(self) -> bool:
         """Whether a finished request got its first token and every later one as soon as was promised."""

@@ -50,14 +50,15 @@ def is_deaf(scheduler: Scheduler, plan: Plan) -> bool:
 def repeat(scheduler: Scheduler, plan: Plan, times: int):
     """Commits the plan `times` times more. Each request that caught up has got `times` tokens; then all of them but the
     last are computed, by a commit that nobody is due in."""
-    blocks = isinstance(scheduler.memory, Blocks)
+    blocks, size = isinstance(scheduler.memory, Blocks), scheduler.memory.block_size
     computed = []
     for request, n_tokens in plan:
         if len(request.tokens) - request.computed == n_tokens:
             request.tokens += [0] * times
         n_tokens *= times
-        if blocks:
-            scheduler.memory.grow(request, request.computed + n_tokens)
+        end = request.computed + n_tokens
+        if blocks and end > len(request.table) * size:
+            scheduler.memory.grow(request, end)
         computed.append((request, n_tokens))
     scheduler.commit(computed, [None] * len(computed))
 
