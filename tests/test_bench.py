@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from tinyengine import STAGES, bench
-from tinyengine.bench import BENCHMARKS, benchmark, readme, record, scheduler, stages, stall
+from tinyengine.bench import BENCHMARKS, benchmark, peers, readme, record, scheduler, stages, stall
 from tinyengine.bench.table import Table, number, percent
 from tinyengine.cli import main
 from tinyengine.trace import Event, Iteration, Span, Trace
@@ -223,3 +223,25 @@ def test_committed_results_are_whole(path):
     assert written["machine"].keys() == {"cpu", "cores", "threads", "load", "gpu"}
     for rows in written["benchmarks"].get("stages", {"workloads": {}})["workloads"].values():
         assert {row["stage"] for row in rows} <= set(STAGES) and all(row["exact"] for row in rows)
+
+
+def test_peers_say_the_same_as_every_stage_and_are_compared_with_the_limit():
+    result = peers.run(loads=(peers.mixed(requests=3, longest=32, max_num_seqs=2),), repeats=1)
+    rows = result["loads"]["mixed"]["rows"]
+    assert [row["name"] for row in rows[:4]] == [
+        "transformers, one by one",
+        "transformers, static batches",
+        "transformers, generate_batch",
+        "ours, a forward for each request",
+    ]
+    assert [row["name"] for row in rows[4:]] == [f"ours, {stage}" for stage in peers.STAGES_COMPARED]
+    assert all(row["exact"] and row["wall_s"] > 0 and row["cpu_s"] > 0 for row in rows)
+    assert all(row["wall_s"] > row["limit_s"] > 0 for row in rows[4:])
+    assert peers.table(result).markdown().count("yes") == len(rows)
+
+
+def test_a_peer_with_one_wrong_token_is_not_exact():
+    load = peers.mixed(requests=2, longest=32)
+    runs = [peers.Run(1.0, 1.0, [[1, 2], [3]]), peers.Run(1.0, 1.0, [[1, 2], [4]])]
+    assert peers._row("x", runs[:1], [], [[1, 2], [3]], load)["exact"] is True
+    assert peers._row("x", runs, [], [[1, 2], [3]], load)["exact"] is False

@@ -1,0 +1,332 @@
+"""The same work by transformers' three ways to generate and by every stage, and how far each is from the limit.
+
+All run in one process and take turns; tokens are compared. The model is a Qwen3 of 8 layers of 256 with random weights
+(std 0.08: with the usual 0.02 its outputs hardly differ), in float32. The limit of a stage is what its schedule cannot
+do without: the matrix products of every iteration, on operands that lie ready.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
+
+import torch
+
+from tinyengine.attention import side_by_side
+from tinyengine.bench.table import Table, number
+from tinyengine.engine import Engine
+from tinyengine.metrics import measure
+from tinyengine.model.load import load_model
+from tinyengine.request import SamplingParams
+from tinyengine.stages import STAGES
+from tinyengine.trace import Iteration, Trace
+from tinyengine.workload import VOCABULARY, workload
+
+STAGES_COMPARED = ("static", "orca", "selective", "paged", "chunked")  # what invariance costs has its own table
+BUDGET = 128  # of the stages that have one: the prompts are of up to 256 and of 512 tokens, and are to be cut
+PAGE = 16  # slots of a block, for transformers as for us
+
+
+@dataclass(frozen=True)
+class Job:
+    prompt: list[int]
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """A workload for all: every request is there at the start, and runs to max_tokens."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    max_num_seqs: int
+
+    @property
+    def num_slots(self) -> int:
+        """Twice what a full batch can need."""
+        return 2 * self.max_num_seqs * max(len(job.prompt) + job.max_tokens for job in self.jobs)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(job.max_tokens for job in self.jobs)
+
+
+def mixed(requests: int = 24, longest: int = 256, max_num_seqs: int = 24) -> Load:
+    """Prompts of 16 to `longest` tokens, outputs of 16 to half of that, all lengths equally likely."""
+    rng = random.Random(0)
+    jobs = []
+    for _ in range(requests):
+        prompt = [rng.randrange(4, VOCABULARY) for _ in range(rng.randint(16, longest))]
+        jobs.append(Job(prompt, rng.randint(16, longest // 2)))
+    return Load("mixed", tuple(jobs), max_num_seqs)
+
+
+def short_long_mix() -> Load:
+    load = workload("short_long_mix")
+    return Load(load.name, tuple(Job(list(i.prompt), i.params.max_tokens) for i in load.items), load.max_num_seqs)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds by the clock and of the processor, and the tokens; trace: of our engines only."""
+
+    wall: float
+    cpu: float
+    tokens: list[list[int]]
+    trace: Trace | None = None
+
+
+def run(
+    device: str = "cpu",
+    loads: tuple[Load, ...] | None = None,
+    stages: tuple[str, ...] = STAGES_COMPARED,
+    repeats: int = 5,
+) -> dict:
+    """{"repeats", "loads": {name: {"requests", "max_num_seqs", "output_tokens", "rows": [...]}}}; of a row: "name",
+    "wall_s", "cpu_s", "tokens_per_s", "exact", and for a stage "iterations", "ttft_p50_ms", "tbt_p99_ms", "limit_s"."""
+    with TemporaryDirectory() as folder:
+        save_random_model(Path(folder))
+        hf, ours = transformers_model(folder, device), load_model(folder, device, torch.float32)
+    results = {}
+    for load in loads or (mixed(), short_long_mix()):
+        runners: dict[str, Callable[[], Run]] = {
+            "transformers, one by one": partial(one_by_one, hf, load),
+            "transformers, static batches": partial(static_batches, hf, load),
+            "transformers, generate_batch": partial(generate_batch, hf, load),
+            "ours, a forward for each request": partial(serve, ours, load, "paged", PerRequestForward),
+            **{f"ours, {stage}": partial(serve, ours, load, stage) for stage in stages},
+        }
+        results[load.name] = _compare(load, runners, ours, repeats)
+    return {"repeats": repeats, "loads": results}
+
+
+def _compare(load: Load, runners: dict[str, Callable[[], Run]], model, repeats: int) -> dict:
+    runs: dict[str, list[Run]] = {name: [] for name in runners}
+    limits: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(repeats):
+        for name, runner in runners.items():
+            runs[name].append(runner())
+            if trace := runs[name][-1].trace:
+                limits[name].append(products(model, trace))
+    right = next(iter(runs.values()))[0].tokens
+    return {
+        "requests": len(load.jobs),
+        "max_num_seqs": load.max_num_seqs,
+        "output_tokens": load.output_tokens,
+        "rows": [_row(name, own, limits[name], right, load) for name, own in runs.items()],
+    }
+
+
+def _row(name: str, runs: list[Run], limits: list[float], right: list[list[int]], load: Load) -> dict:
+    wall = median(run.wall for run in runs)
+    row = {
+        "name": name,
+        "wall_s": wall,
+        "cpu_s": median(run.cpu for run in runs),
+        "tokens_per_s": load.output_tokens / wall,
+        "exact": all(run.tokens == right for run in runs),
+    }
+    if limits:
+        measured = [measure(run.trace) for run in runs]
+        row["iterations"] = measured[0].iterations
+        row["ttft_p50_ms"] = 1000 * median(m.ttft.p50 for m in measured)
+        row["tbt_p99_ms"] = 1000 * median(m.tbt.p99 for m in measured)
+        row["limit_s"] = median(limits)
+    return row
+
+
+def save_random_model(folder: Path):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        eos_token_id=0,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def transformers_model(folder: str | Path, device: str):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    model.generation_config.eos_token_id = None  # every request runs to max_tokens
+    return model
+
+
+def one_by_one(model, load: Load) -> Run:
+    """`generate`, request after request."""
+    return _timed(lambda: [_generate(model, [job])[0] for job in load.jobs])
+
+
+def static_batches(model, load: Load) -> Run:
+    """`generate` on left-padded batches, each until its longest request has ended."""
+    starts = range(0, len(load.jobs), load.max_num_seqs)
+    batches = [load.jobs[start : start + load.max_num_seqs] for start in starts]
+    return _timed(lambda: [own for jobs in batches for own in _generate(model, jobs)])
+
+
+def _generate(model, jobs) -> list[list[int]]:
+    width = max(len(job.prompt) for job in jobs)
+    ids = torch.tensor([[0] * (width - len(job.prompt)) + job.prompt for job in jobs], device=model.device)
+    mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in jobs], device=model.device)
+    most = max(job.max_tokens for job in jobs)
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=0)
+    return [row[width : width + job.max_tokens] for row, job in zip(out.tolist(), jobs, strict=True)]
+
+
+def generate_batch(model, load: Load) -> Run:
+    """transformers' continuous batching, through the manager that `generate_batch` uses: that one has a single
+    max_new_tokens for all. Its sizes are pinned: left to itself it measures free memory and takes all of it. The clock
+    runs from the first request to the last token, as for us: without set-up."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    generation = GenerationConfig(max_new_tokens=1, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    sizes = ContinuousBatchingConfig(
+        page_size=PAGE,
+        num_blocks=load.num_slots // PAGE,
+        max_batch_tokens=512,
+        max_requests_per_batch=load.max_num_seqs,
+        allow_block_sharing=False,
+        use_cuda_graph=None if model.device.type == "cuda" else False,
+    )
+
+    def serve(manager) -> list[list[int]]:
+        for index, job in enumerate(load.jobs):
+            manager.add_request(job.prompt, request_id=str(index), max_new_tokens=job.max_tokens)
+        tokens: dict[str, list[int]] = {}
+        for result in manager:
+            if result.is_finished():
+                tokens[result.request_id] = list(result.generated_tokens)
+            if len(tokens) == len(load.jobs):
+                break
+        return [tokens[str(index)] for index in range(len(load.jobs))]
+
+    with (
+        torch.no_grad(),  # not inference_mode, under which its thread dies
+        model.continuous_batching_context_manager(generation, continuous_batching_config=sizes) as manager,
+    ):
+        return _timed(lambda: serve(manager))
+
+
+class PerRequestForward(Engine):
+    """The loop without batching: the same schedule, and a forward pass for each request of it."""
+
+    def _forward(self, plan):
+        each = [super(PerRequestForward, self)._forward([item]) for item in plan]
+        return each[0][0], [token for _, tokens in each for token in tokens]
+
+
+def serve(model, load: Load, stage: str, kind: type[Engine] = Engine) -> Run:
+    sizes = {"max_num_seqs": load.max_num_seqs, "num_slots": load.num_slots, "block_size": PAGE}
+    engine = kind(model, stage, max_num_batched_tokens=BUDGET, **sizes)
+    prompts = [job.prompt for job in load.jobs]
+    params = [SamplingParams(max_tokens=job.max_tokens, ignore_eos=True) for job in load.jobs]
+    done = _timed(lambda: [output.token_ids for output in engine.generate(prompts, params)])
+    return Run(done.wall, done.cpu, done.tokens, engine.trace)
+
+
+def _timed(work: Callable[[], list[list[int]]]) -> Run:
+    wall, cpu = perf_counter(), process_time()
+    tokens = work()
+    return Run(perf_counter() - wall, process_time() - cpu, tokens)
+
+
+@torch.inference_mode()
+def products(model, trace: Trace) -> float:
+    """Seconds for the bare matrix products of a trace's iterations: the linear layers over all rows, the queries by the
+    keys and the weights by the values of each request, and the logits of the rows that get a token."""
+    config, operators = model.config, STAGES[trace.stage][2].operators(model)
+    rows = max(iteration.num_tokens + iteration.padding for iteration in trace.iterations)
+    layer = model.layers[0]
+    linears = [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj]
+    inputs = {linear.in_features: torch.randn(rows, linear.in_features, device=model.device) for linear in linears}
+    weights = [
+        weight
+        for own in model.layers
+        for weight in (
+            own.self_attn.qkv_proj.weight,
+            own.self_attn.o_proj.weight,
+            own.mlp.gate_up_proj.weight,
+            own.mlp.down_proj.weight,
+        )
+    ]
+    operands = [_attention_operands(iteration, config, model.device) for iteration in trace.iterations]
+    started = perf_counter()
+    for iteration, pairs in zip(trace.iterations, operands, strict=True):
+        n = iteration.num_tokens + iteration.padding
+        for weight in weights:
+            operators.linear(inputs[weight.shape[1]][:n], weight)
+        due = sum(bool(span.tokens) for span in iteration.spans)
+        if due:
+            operators.linear(inputs[config.hidden_size][:due], model.lm_head.weight)
+        for _ in model.layers:
+            for queries, keys, values in pairs:
+                (queries @ keys) @ values
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - started
+
+
+def _attention_operands(iteration: Iteration, config, device) -> list[tuple[torch.Tensor, ...]]:
+    """Queries, keys and values of an iteration's attention, of the shapes in which PagedAttention has them."""
+    counts, lengths = zip(*((span.n_tokens, span.start + span.n_tokens) for span in iteration.spans), strict=True)
+    kv_heads, size = config.num_key_value_heads, config.head_dim
+    group = config.num_attention_heads // kv_heads
+    operands = []
+    for requests in side_by_side(counts, lengths, PAGE):
+        n, longest = counts[requests[0]], max(lengths[index] for index in requests)
+        keys = torch.zeros(len(requests), kv_heads, size, longest, device=device)
+        operands.append((keys.new_zeros(len(requests), kv_heads, group * n, size), keys, keys.transpose(-1, -2)))
+    return operands
+
+
+def table(result: dict) -> Table:
+    rows = []
+    for name, load in result["loads"].items():
+        rows.append((name, *[""] * 8))
+        slowest = load["rows"][0]["wall_s"]
+        for row in load["rows"]:
+            limit = row.get("limit_s")
+            rows.append(
+                (
+                    f"- {row['name']}",
+                    number(row["wall_s"], 2),
+                    number(row["cpu_s"], 2),
+                    number(row["tokens_per_s"]),
+                    f"{slowest / row['wall_s']:.1f}x",
+                    "-" if limit is None else f"{row['wall_s'] / limit:.2f}x",
+                    number(row.get("ttft_p50_ms")),
+                    number(row.get("tbt_p99_ms")),
+                    "yes" if row["exact"] else "NO",
+                )
+            )
+    sizes = "; ".join(
+        f"{name}: {load['requests']} requests, {load['max_num_seqs']} at a time, {load['output_tokens']:,} tokens out"
+        for name, load in result["loads"].items()
+    )
+    note = (
+        f"{sizes}. Qwen3 of 8 layers of 256, random weights, float32; chunked with a budget of {BUDGET} tokens. speed: "
+        "against transformers one by one. of the limit: wall time by that of the bare matrix products of the same "
+        "schedule, on operands that lie ready. exact: the same tokens as transformers one by one. Medians of "
+        f"{result['repeats']} runs that took turns."
+    )
+    header = ("engine", "wall s", "CPU s", "tok/s", "speed", "of the limit", "TTFT p50 ms", "TBT p99 ms", "exact")
+    return Table(header, rows, note)
