@@ -46,7 +46,7 @@ class SimulatedRequest(Request):
         self.worst_gap = 0.0
 
     def reason_to_finish(self, new=()) -> str | None:
-        """"length", or None: there is no token 0 that ends a request sooner."""
+        """ "length", or None: there is no token 0 that ends a request sooner."""
         return "length" if len(self.tokens) + len(new) >= self.max_slots else None
 
     @property

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tinyengine.simulate.report import Report
 
+FURTHEST = 2**12
 Trial = Callable[[float], Report]  # a rate in requests a second -> what came of it
 
 
@@ -34,7 +35,7 @@ def capacity(
     progress: Callable[[], object] = lambda: None,
 ) -> Capacity:
     """The highest rate that holds, to `precision`: doubled or halved from `start` to a bracket, then cut in two in
-    proportion. Gives up 2**12 below and above `start`. progress: called after each trial."""
+    proportion. Goes no further than FURTHEST times below and above `start`. progress: called after each trial."""
     tried: list[tuple[float, bool]] = []
     best: Report | None = None
 
@@ -47,16 +48,17 @@ def capacity(
         progress()
         return tried[-1][1]
 
+    low = high = start
     if try_rate(start):
-        low, high = start, 2 * start
-        while high < start * 2**12 and try_rate(high):
-            low, high = high, 2 * high
+        while try_rate(high := 2 * low):
+            low = high
+            if low >= FURTHEST * start:
+                return Capacity(low, best, tuple(tried))
     else:
-        low, high = start / 2, start
-        while low > start / 2**12 and not try_rate(low):
-            low, high = low / 2, low
-        if not tried[-1][1]:
-            return Capacity(0.0, None, tuple(tried))
+        while not try_rate(low := high / 2):
+            high = low
+            if high <= start / FURTHEST:
+                return Capacity(0.0, None, tuple(tried))
     while high / low > 1 + precision:
         middle = (low * high) ** 0.5
         if try_rate(middle):
