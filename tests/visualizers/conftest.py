@@ -1,4 +1,5 @@
 import shutil
+from contextlib import contextmanager
 
 import pytest
 
@@ -9,14 +10,24 @@ ARGUMENTS = (
 ).split()
 
 
-@pytest.fixture(scope="session")
-def browser():
+@contextmanager
+def chromium():
+    """A headless browser. Raises FileNotFoundError where there is none."""
     executable = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if executable is None:
-        pytest.fail(f"no Chromium on the PATH: install one named {' or '.join(CHROMIUM)}", pytrace=False)
+        raise FileNotFoundError(f"no Chromium on the PATH: install one named {' or '.join(CHROMIUM)}")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    try:
+        with chromium() as one:
+            yield one
+    except FileNotFoundError as error:
+        pytest.fail(str(error), pytrace=False)

@@ -75,15 +75,16 @@ function paintPart(g, pen, holding, part, y) {
   const hue = pen.hue(holding.request), first = Math.max(part.since, pen.first), end = Math.min(holding.end, pen.end);
   if (first >= end) return;
   const left = pen.begin(first), right = pen.finish(end - 1), top = y(part.slot), height = y(part.past) - top;
-  g.fillStyle = emptyFill(pen.theme, hue);
+  g.fillStyle = height < 2 ? hue.pale : emptyFill(pen.theme, hue);
   g.fillRect(left, top, right - left, height);
   g.fillStyle = hue.mid;
   g.beginPath();
   g.moveTo(left, top);
   for (let i = first; i < end; i++) {
-    const depth = y(part.slot + holding.filled(part, i));
+    const filled = holding.filled(part, i), full = holding.staysFull(part, i), depth = y(part.slot + filled);
     g.lineTo(pen.begin(i), depth);
-    g.lineTo(pen.finish(i), depth);
+    g.lineTo(full ? right : pen.finish(i), depth);
+    if (full) break;
   }
   g.lineTo(right, top);
   g.fill();
@@ -213,11 +214,11 @@ function blockGrid(map, width) {
 function drawBlocks(g, pen, map) {
   const { w, h, columns, count } = blockGrid(map, pen.width), i = pen.now;
   const place = (block) => [GUTTER + (block % columns) * w, 2 + Math.floor(block / columns) * h];
-  const gap = w >= 10 ? 2 : w >= 4 ? 1 : 0;
+  const gap = w >= 10 ? 2 : 0;
+  g.strokeStyle = pen.theme.idle;
   for (let block = 0; block < count; block++) {
     const [x, y] = place(block);
-    g.strokeStyle = pen.theme.idle;
-    g.strokeRect(x + 0.5, y + 0.5, w - gap - 1, h - gap - 1);
+    if (gap) g.strokeRect(x + 0.5, y + 0.5, w - gap - 1, h - gap - 1);
   }
   const shared = i < 0 ? [] : map.ranges(i).filter(([, , depth]) => depth > 1);
   for (const holding of i < 0 ? [] : map.at(i)) for (const part of holding.parts) {
@@ -226,16 +227,19 @@ function drawBlocks(g, pen, map) {
     g.globalAlpha = dimmed(pen, holding.request) ? UNFOLLOWED : 1;
     for (let slot = part.slot; slot < part.past; slot += map.block) {
       const [x, y] = place(slot / map.block), filled = clamp(holding.filled(part, i) - (slot - part.slot), 0, map.block);
-      g.fillStyle = w < 6 ? hue.pale : emptyFill(pen.theme, hue);
-      g.fillRect(x, y, w - gap, h - gap);
+      if (filled < map.block) {
+        g.fillStyle = gap ? emptyFill(pen.theme, hue) : hue.pale;
+        g.fillRect(x, y, w - gap, h - gap);
+      }
       g.fillStyle = hue.mid;
       g.fillRect(x, y, ((w - gap) * filled) / map.block, h - gap);
       g.strokeStyle = hue.edge;
-      if (w >= 6) g.strokeRect(x + 0.5, y + 0.5, w - gap - 1, h - gap - 1);
+      if (gap) g.strokeRect(x + 0.5, y + 0.5, w - gap - 1, h - gap - 1);
       if (w >= 24) label(g, pen, pen.requests[holding.request], x - 1, w - gap + 2, y + (h - gap) / 2, hue);
     }
   }
   g.globalAlpha = 1;
+  if (!gap) drawGrid(g, pen, columns, count, w, h);
   g.strokeStyle = pen.theme.fg;
   g.lineWidth = 2;
   for (const [slot, past] of shared) for (let at = slot; at < past; at += map.block) {
@@ -247,4 +251,14 @@ function drawBlocks(g, pen, map) {
   g.fillStyle = pen.theme.dim;
   const rows = Math.ceil(count / columns), every = Math.ceil(12 / h);
   for (let row = 0; row < rows; row += every) g.fillText(row ? String(row * columns) : "block 0", GUTTER - 6, 2 + row * h + (h - gap) / 2);
+}
+
+// Lines between blocks that are too small for outlines of their own.
+function drawGrid(g, pen, columns, count, w, h) {
+  const rows = Math.ceil(count / columns), wide = Math.min(columns, count) * w;
+  g.fillStyle = pen.theme.bg;
+  for (let column = 1; column < columns && w >= 4; column++) g.fillRect(GUTTER + column * w - 1, 2, 1, rows * h);
+  for (let row = 1; row < rows; row++) g.fillRect(GUTTER, 1 + row * h, wide, 1);
+  g.strokeStyle = pen.theme.idle;
+  g.strokeRect(GUTTER - 0.5, 1.5, wide + 1, rows * h + 1);
 }

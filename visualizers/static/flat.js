@@ -6,6 +6,11 @@ const STREAM = 22, MASK = 76, MOST_ROWS = 10; // px; rows of a rectangle
 // The batch of iteration i: {spans: [{request, start, size, draft, due, offset, run}], size, width}. `width` is that of
 // a rectangle, padded on the right, or null: a batch with padding has no other form.
 function batchOf(engine, i) {
+  if (engine.flat?.i !== i) engine.flat = { i, ...buildBatch(engine, i) }; // drawing, words and pointer ask for the same
+  return engine.flat;
+}
+
+function buildBatch(engine, i) {
   let offset = 0;
   const spans = (i < 0 ? [] : engine.batches.at(i)).map((request) => {
     const run = engine.runOf(request, i), span = { request, run, start: run.at(i), size: run.size, draft: run.draft, due: run.emitted(i).length > 0, offset };

@@ -7,11 +7,17 @@ class Holding {
     Object.assign(this, { request, first, end, used: new Int32Array(end - first) });
     const known = new Map(told);
     for (let i = first, now = 0; i < end; i++) this.used[i - first] = now = known.get(i) ?? computed?.get(i) ?? now;
+    this.grows = this.used.every((used, n) => !n || used >= this.used[n - 1]);
   }
 
   // Filled slots of a part in iteration i.
   filled(part, i) {
     return Math.min(Math.max(this.used[i - this.first] - part.place, 0), part.past - part.slot);
+  }
+
+  // Whether a part is full from iteration i on.
+  staysFull(part, i) {
+    return this.grows && this.filled(part, i) === part.past - part.slot;
   }
 
   // The slot of a position, once it is held.

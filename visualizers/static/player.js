@@ -66,6 +66,10 @@ class Player {
     this.legend = this.root.appendChild(element("div", "te-legend"));
     this.tip = this.root.appendChild(element("div", "te-tip"));
     this.tip.hidden = true;
+    // While it plays, what is scrolled out of sight is not drawn.
+    this.sight = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) isIntersecting ? this.inSight.add(target) : this.inSight.delete(target);
+    });
     this.buildSections();
     this.bind();
   }
@@ -79,6 +83,9 @@ class Player {
       this.root.querySelector(`[data-act="view ${name}"]`).setAttribute("aria-pressed", this.views.has(name));
     }
     this.readout = null;
+    this.sight.disconnect();
+    this.inSight = new Set(this.drawables.map((drawable) => drawable.node));
+    this.inSight.forEach((node) => this.sight.observe(node));
   }
 
   buildFigures() {
@@ -205,6 +212,7 @@ class Player {
   pause() {
     this.playing = false;
     this.showPlaying();
+    this.request();
   }
 
   showPlaying() {
@@ -327,7 +335,9 @@ class Player {
     this.pending = 0;
     if (!this.width) return;
     this.place();
-    this.drawables.forEach((drawable) => drawable.draw(this.from, this.plot, this.dpr));
+    for (const drawable of this.drawables) {
+      if (!this.playing || this.inSight.has(drawable.node)) drawable.draw(this.from, this.plot, this.dpr);
+    }
     this.read();
   }
 
@@ -389,6 +399,7 @@ class Player {
     cancelAnimationFrame(this.ticking);
     cancelAnimationFrame(this.pending);
     this.unwatch();
+    this.sight.disconnect();
     this.root.remove();
   }
 }
