@@ -3,12 +3,15 @@
 import pytest
 from simulate_cases import SCHEDULERS, roofline
 
+from tinyengine.budget import SIZES, AdaptiveBudget, Line
 from tinyengine.memory import Blocks, Slots
 from tinyengine.request import Slo
 from tinyengine.scheduler import Chunked, Orca, Paged
-from tinyengine.simulate import Job, Simulator, Unit, simulate
+from tinyengine.simulate import GPUS, MODELS, Job, Roofline, Simulator, Unit, simulate
+from tinyengine.simulate.cost import chunk
 from tinyengine.simulate.report import Histogram
 from tinyengine.simulate.schedulers import PrefillFirst
+from tinyengine.workload import stream
 
 
 def test_three_requests_by_hand():
@@ -56,6 +59,19 @@ def test_prefill_first_refuses_what_only_fits_without_the_watermark():
         simulate([Job(0, 70, 10)], PrefillFirst(Blocks(20, 4), 8, watermark=0.1), Unit())
     with pytest.raises(ValueError, match=r"watermark is 1\.0"):
         PrefillFirst(Blocks(20, 4), 8, watermark=1.0)
+
+
+def test_a_budget_that_follows_the_clock_keeps_its_promise():
+    """It hears the simulated time of each iteration, so nothing is jumped; a fixed budget breaks the promise."""
+    cost, promise = Roofline(GPUS["a100-pcie"], MODELS["mistral-7b"]), 0.03
+    line = Line.fit([(size, cost.seconds(chunk(0, size))) for size in SIZES])
+    gaps = {}
+    for budget in (None, AdaptiveBudget(line, promise)):
+        scheduler = Chunked(Blocks.for_arena(400_000, 16), 64, 2048, budget=budget)
+        report = simulate(stream(rate=1.0, requests=60), scheduler, cost)
+        assert report.finished == 60 and (report.jumped == 0) == (budget is not None)
+        gaps[budget] = report.tbt.percentile(0.99)
+    assert gaps.pop(None) > 2 * promise and max(gaps.values()) < 1.1 * promise
 
 
 def test_preemptions_are_counted():
