@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+CUT = 4
 KINDS = ("prefill", "chunk", "decode", "recompute", "guess", "padding")  # of rows of a batch
 
 
@@ -56,6 +57,14 @@ def composition(engine: dict) -> list[list[int]]:
     for row, padding in zip(counts, engine["padding"], strict=True):
         row[-1] = padding
     return counts
+
+
+def axis_top(values: list[float]) -> float:
+    """Where an axis ends: at the largest value, but a few that are more than CUT times those below are cut off, or
+    nothing else would be seen."""
+    ordered = sorted(values)
+    usual = CUT * ordered[int(0.95 * (len(ordered) - 1))] if ordered else 0
+    return max((value for value in ordered if value <= usual), default=0) or 1
 
 
 def figures(engine: dict, iteration: int | None = None) -> dict:

@@ -23,7 +23,8 @@ What is sent, and nothing else is drawn:
         "diverged": {request: [index, token, text]},     the first token other than expected, and what was expected
         "num_slots", "block_size", "contiguous",         the arena
         "memory": [[request, first, end, parts, used], ...],  see memory_map.py
-        "captions": [sentence per iteration]}]}
+        "captions": [sentence per iteration],
+        "tops": [rows, seconds]}]}                       where the axes of the batch end (see figures.axis_top)
 
 `request` is an index into `requests`, `phase` one into `phases`. A run is `length` iterations in which one request
 went on in the same way: `n_tokens` tokens each, the first at position `start`, of which the last `draft` were guesses
@@ -39,6 +40,7 @@ from statistics import median
 
 from tinyengine.trace import RequestRecord, Trace
 from visualizers.captions import Stall, captions, label
+from visualizers.figures import axis_top, composition
 from visualizers.memory_map import holdings
 from visualizers.rows import Rows
 
@@ -81,7 +83,7 @@ def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int
     gaps = _gaps(trace)
     stalls = _stalls(trace, gaps)
     pieces = {index[key]: [texts.setdefault(piece, len(texts)) for piece in own] for key, own in trace.pieces.items()}
-    return {
+    engine = {
         "name": name,
         "slots": max(trace.max_num_seqs, rows.count),
         "time": [iteration.time for iteration in trace.iterations],
@@ -104,6 +106,8 @@ def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int
         "memory": holdings(trace, index),
         "captions": captions(trace, rows.entered, stalls),
     }
+    engine["tops"] = [axis_top(list(map(sum, composition(engine)))), axis_top(engine["duration"])]
+    return engine
 
 
 def _record(record: RequestRecord) -> list:

@@ -18,7 +18,7 @@ from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import Event, Holding, Iteration, RequestRecord, Span, Trace
 from visualizers import compare, frames, show
 from visualizers.captions import label
-from visualizers.figures import KINDS, composition, figures, lists, waiting
+from visualizers.figures import KINDS, axis_top, composition, figures, lists, waiting
 from visualizers.memory_map import MemoryMap
 from visualizers.player import VIEWS
 
@@ -136,6 +136,13 @@ def test_64_slots_and_2000_iterations_fit_in_2_mb(tmp_path):
     trace = run(Orca, requests(1000, 250, 40), 64)
     assert len(trace.iterations) > 1900
     assert show(trace).to_html(tmp_path / "big.html").stat().st_size < 2_000_000
+
+
+def test_axes_are_cut_only_where_a_few_values_dwarf_all_others():
+    assert axis_top([]) == axis_top([0, 0]) == 1
+    assert axis_top([3, 5, 20]) == 20
+    assert axis_top([5] * 40 + [19, 21]) == 19
+    assert axis_top([5] * 40 + [100] * 5) == 100  # not so few
 
 
 # At random

@@ -14,10 +14,9 @@ function compositionOf(engine, phases) {
     counts.padding.set(engine.padding);
     const total = (i) => KINDS.reduce((sum, kind) => sum + counts[kind][i], 0), all = Array.from(engine.time, (_, i) => total(i));
     const budgets = engine.budget.filter((budget) => budget !== null);
-    const tallest = all.reduce((a, b) => Math.max(a, b), 1), budget = budgets.reduce((a, b) => Math.max(a, b), 0);
+    const [tallest, longest] = engine.tops, budget = budgets.reduce((a, b) => Math.max(a, b), 0);
     engine.composition = {
-      counts, all, far: budget > 2 * tallest, most: budget > 2 * tallest ? tallest : Math.max(tallest, budget),
-      longest: engine.duration.reduce((a, b) => Math.max(a, b), 0) || 1,
+      counts, all, far: budget > 2 * tallest, most: budget > 2 * tallest ? tallest : Math.max(tallest, budget), longest,
     };
   }
   return engine.composition;
@@ -28,6 +27,14 @@ const kindFill = (theme, kind, small) => {
   if (kind === "guess") return small ? theme.hues[2].full : hatch(theme, theme.hues[2], "chunk");
   return kind === "decode" ? theme.hues[0].pale : small ? theme.hues[0].full : hatch(theme, theme.hues[0], kind);
 };
+
+// A slanted gap: this bar goes on above the axis. The tooltip has its number.
+function paintCut(g, pen, left, right, top) {
+  g.strokeStyle = pen.theme.bg;
+  g.lineWidth = 2.5;
+  line(g, left - 2, top + 9, Math.max(right, left + 3) + 2, top + 4);
+  g.lineWidth = 1;
+}
 
 const composition = {
   name: "batch composition",
@@ -42,16 +49,18 @@ const composition = {
       let height = 0;
       for (const kind of KINDS) {
         if (!counts[kind][i]) continue;
-        const bottom = base - (STACK * height) / most, size = (STACK * counts[kind][i]) / most;
+        const bottom = Math.max(base - (STACK * height) / most, 0), size = Math.min((STACK * counts[kind][i]) / most, bottom);
         height += counts[kind][i];
         g.fillStyle = kindFill(pen.theme, kind, small || size < 3);
         g.fillRect(left, bottom - size, width, size);
         g.strokeStyle = kind === "padding" ? pen.theme.idle : pen.theme.hues[kind === "guess" ? 2 : 0].edge;
         if (!small && size > 2) g.strokeRect(left + 0.5, bottom - size + 0.5, width - 1, size - 1);
       }
-      const tall = (DURATION * pen.engine.duration[i]) / longest;
+      if (height > most) paintCut(g, pen, left, right, 0);
+      const tall = Math.min(DURATION, (DURATION * pen.engine.duration[i]) / longest);
       g.fillStyle = pen.theme.dim;
       g.fillRect(left, base + BETWEEN + DURATION - tall, width, tall);
+      if (pen.engine.duration[i] > longest) paintCut(g, pen, left, right, base + BETWEEN);
       if (far || pen.engine.budget[i] === null) continue;
       const y = Math.round(base - (STACK * pen.engine.budget[i]) / most);
       g.fillStyle = pen.theme.accent;

@@ -161,7 +161,7 @@ function drawRectangle(g, pen, batch) {
 // For each request a matrix: its tokens of this iteration (rows) by its positions (columns).
 function drawMasks(g, pen, { spans }, top) {
   const plot = pen.width - GUTTER - 2, longest = Math.max(...spans.map((span) => span.start + span.size)), most = Math.max(...spans.map((span) => span.size));
-  const scale = clamp(Math.min((plot / Math.min(spans.length, 3) - 16) / longest, MASK / most), 0.05, 8);
+  const scale = clamp(Math.min((plot / Math.min(spans.length, 6) - 16) / longest, MASK / most), 0.05, 8);
   let x = GUTTER, drawn = 0;
   g.textAlign = "left";
   for (const span of spans) {

@@ -73,7 +73,7 @@ const lifeInNumbers = (life) => life.ttft === null ? "" : `TTFT ${brief(life.ttf
 function paintWaiting(g, pen, life, row) {
   const y = Math.round(pen.y(row) + pen.h / 2), stop = life.end ?? pen.engine.count - 1;
   let from = life.arrive;
-  g.fillStyle = pen.theme.dim;
+  g.fillStyle = pen.h < 4 ? pen.theme.grid : pen.theme.dim;
   for (const next of [...life.runs, { first: stop + 1, end: stop + 1 }]) {
     const first = Math.max(from, pen.first), end = Math.min(next.first, pen.end);
     if (first < end) g.fillRect(pen.begin(first), y, pen.finish(end - 1) - pen.begin(first), pen.h < 4 ? 0.5 : 1);

@@ -3,6 +3,7 @@
 const slotTimeline = {
   name: "slot timeline",
   top: LANES,
+  saysDone: true,
   rows: (engine) => engine.slots,
   rowHeight: (engine) => Math.max(5, Math.min(24, Math.floor(400 / engine.slots))),
   gutter: rowNames("slot"),
@@ -97,7 +98,8 @@ function paintRun(g, pen, run, row = run.row) {
   for (const [first, end] of pieces(pen, run)) {
     const left = pen.begin(first), width = Math.max(pen.finish(end - 1) - left, 0.5);
     const small = width < 5 || height < 7;
-    g.fillStyle = phase === "decode" ? hue.pale : small ? hue.full : hatch(pen.theme, hue, phase);
+    const plain = pen.h < 3 ? hue.mid : hue.pale; // in hair lines, pale hues cannot be told apart
+    g.fillStyle = phase === "decode" ? plain : small ? hue.full : hatch(pen.theme, hue, phase);
     g.fillRect(left, top, width, height);
     if (pen.cell >= 7) {
       g.fillStyle = pen.theme.bg;

@@ -47,7 +47,7 @@ class TextStream {
     const text = row.appendChild(element("span", "te-text"));
     const room = followed ? Infinity : Math.max(20, Math.floor((this.width - 150) / LETTER)) - (this.width < 480 ? 0 : 12);
     const parts = [
-      ["te-prompt", followed ? engine.records[request]?.[6] ?? "" : ""],
+      ["te-prompt", followed ? (engine.records[request]?.[6] ?? "").trimStart() : ""],
       ["", engine.text(request, 0, wrong ? Math.min(before, wrong[0]) : before)],
       ...(wrong && before > wrong[0] ? [["te-wrong", engine.text(request, wrong[0], before)]] : []),
       [wrong && count > wrong[0] ? "te-wrong te-new" : "te-new", engine.text(request, before, count)],

@@ -14,8 +14,8 @@ function canvasOf(engine, view) {
 // A strip's view is an object with: name; top, px above its rows; rows(engine) and rowHeight(engine), in px;
 // paint(g, pen) for what does not move; labels(g, pen) for what stays in sight while the window moves;
 // gutter(g, pen, rows) for the names at the left; tip(player, engine, row, i) and pick(engine, row, i, y) for what is
-// under the pointer; legend(player). A pen knows where iteration i begins and finishes and where a row lies, in px;
-// its first and end bound the iterations to paint.
+// under the pointer; legend(player); saysDone, whether it tells in words that the run is over. A pen knows where
+// iteration i begins and finishes and where a row lies, in px; its first and end bound the iterations to paint.
 //
 // What does not move is painted once, on a tile about two windows wide, and copied for each frame: bright up to the
 // playhead, faint beyond.
@@ -120,7 +120,7 @@ class Strip {
       g.strokeRect(left, this.top - 1, width, bottom - this.top + 1);
     }
     const end = pen.finish(engine.count - 1), text = `done after ${engine.count} iterations`;
-    if (pen.now === engine.count - 1 && this.width - end > g.measureText(text).width + 16) {
+    if (this.view.saysDone && pen.now === engine.count - 1 && this.width - end > g.measureText(text).width + 16) {
       g.fillStyle = theme.dim;
       g.textAlign = "left";
       g.fillText(text, end + 8, this.top + Math.max(this.h, 12) / 2);

@@ -5,10 +5,12 @@ from visualizers.twins.common import (
     ACCENT,
     DIM,
     GRID,
+    INK,
     add_boxes,
     box,
     edge,
     fill,
+    halo,
     hatching,
     phase_handles,
 )  # fmt: skip
@@ -25,7 +27,7 @@ def height(engine: dict) -> float:
 def draw(axes, engine: dict, data: dict, here: int, longest: int):
     rows = composition(engine)
     budgets = [budget for budget in engine["budget"] if budget is not None]
-    tallest = max(map(sum, rows), default=0) or 1
+    tallest, slowest = engine["tops"]
     far = max(budgets, default=0) > 2 * tallest
     most = tallest if far else max(tallest, *budgets, 1)
     floor = 0.4 * most  # durations lie below 0
@@ -34,13 +36,19 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     for kind in FROM_BELOW:
         sizes = [row[KINDS.index(kind)] for row in rows]
         boxes = [box(n, n + 1, low, low + size) for n, (low, size) in enumerate(zip(bottoms, sizes)) if size]
-        bottoms = [low + size for low, size in zip(bottoms, sizes)]
+        bottoms = [low + size for low, size in zip(bottoms, sizes)]  # the axis cuts what is above `most`
         add_boxes(axes, boxes, **_style(data, kind))
         add_boxes(axes, boxes, facecolors="none", edgecolors=_edge(data, kind), linewidths=0.5)
-    slowest = max(engine["duration"], default=0) or 1
-    bars = [box(n + 0.08, n + 0.92, -floor, -floor * (1 - 0.7 * d / slowest)) for n, d in enumerate(engine["duration"])]
+    shares = [min(1, duration / slowest) for duration in engine["duration"]]
+    bars = [box(n + 0.08, n + 0.92, -floor, -floor * (1 - 0.7 * share)) for n, share in enumerate(shares)]
     add_boxes(axes, bars, facecolors=DIM, linewidths=0)
     axes.set_yticks([-0.65 * floor, 0, most], [_seconds(slowest), "0", f"{most} rows"])
+    for n, row in enumerate(rows):
+        if sum(row) > 1.06 * most:
+            axes.annotate(
+                f"{sum(row)}", (n + 0.5, most), (0, 2), textcoords="offset points", ha="center", va="top", fontsize=6.5,
+                color=INK, path_effects=halo("#ffffff"),
+            )  # fmt: skip
     if far:
         note = f"budget {max(budgets)}, far above"
         axes.text(0.998, 0.93, note, va="top", ha="right", fontsize=7, color=ACCENT, transform=axes.transAxes)
