@@ -5,6 +5,8 @@ import json
 import pytest
 
 from tinyengine.cli import main
+from tinyengine.metrics import measure
+from tinyengine.trace import Trace
 
 SMALL = ["simulate", "--requests", "64"]
 
@@ -17,6 +19,15 @@ def test_one_run_is_a_table_and_json(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "chunked, mistral-7b on 1 x a100-pcie, sharegpt" in text
     assert f"{written['report']['tbt']['p99']:.4g}" in text
+
+
+def test_a_run_can_be_recorded_as_the_engine_records_its_own(tmp_path):
+    path = tmp_path / "trace.json"
+    assert main(["simulate", "--requests", "5", "--trace", str(path)]) == 0
+    trace = Trace.load(path)
+    assert trace.stage == "chunked" and measure(trace).output_tokens == sum(
+        r.max_tokens for r in trace.requests.values()
+    )
 
 
 def test_a_curve_is_a_table_json_and_a_plot(tmp_path, capsys):
@@ -68,6 +79,8 @@ def test_a_trace_file_and_a_pipeline(tmp_path, capsys):
         (["--workload", "equal_size", "--rates", "1"], ["'equal_size'", "sharegpt, arxiv"]),
         (["--model", "yi-34b", "--gpu", "rtx-4090"], ["yi-34b has", "1 x rtx-4090", "raise tp or pp"]),
         (["--tp", "0"], ["tp is 0"]),
+        (["--plot", "curve.png"], ["--plot draws a curve", "give --rates"]),
+        (["--trace", "run.json", "--rates", "1,2"], ["--trace writes one run"]),
     ],
 )
 def test_errors_are_one_sentence_and_list_what_is_known(options, words, capsys):

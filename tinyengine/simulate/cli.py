@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--rates", metavar="A,B,...", help="latency and throughput at each of these rates")
     what.add_argument("--capacity", action="store_true", help="the highest rate under --slo")
+    parser.add_argument("--trace", type=Path, metavar="PATH", help="of one run: write every iteration there")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the numbers there")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="with --rates: draw the curve there, as PNG")
 
@@ -54,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args) -> int:
     slo = read_slo(args.slo)
     deployment = read_deployment(args)
+    if args.trace and (args.rates or args.capacity):
+        raise ValueError("--trace writes one run, but --rates and --capacity make many: leave one of them out")
+    if args.plot and not args.rates:
+        raise ValueError("--plot draws a curve, but one load makes none: give --rates")
     if args.capacity:
         result = _capacity(args, deployment, slo)
     elif args.rates:
@@ -122,8 +127,11 @@ def read_jobs(args, rate: float, slo: Slo) -> Iterator[Job]:
 def _once(args, deployment: Deployment, slo: Slo) -> dict:
     from tqdm import tqdm
 
+    trace = deployment.new_trace() if args.trace else None
     with tqdm(desc="requests", total=args.requests, leave=False, disable=None) as bar:
-        report = deployment.run(read_jobs(args, args.rate, slo), on_finish=lambda request: bar.update())
+        report = deployment.run(read_jobs(args, args.rate, slo), trace=trace, on_finish=lambda request: bar.update())
+    if trace:
+        trace.save(args.trace)
     _show([report.to_json()], args)
     return {"report": report.to_json()}
 

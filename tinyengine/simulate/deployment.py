@@ -7,10 +7,11 @@ from tinyengine.memory import Blocks
 from tinyengine.scheduler import Chunked, Orca, Paged, Scheduler, Static
 from tinyengine.simulate.catalogue import GPUS, MODELS, kv_slots, lookup
 from tinyengine.simulate.cost import Cost, Roofline
-from tinyengine.simulate.executor import Simulator
+from tinyengine.simulate.executor import Simulator, new_trace
 from tinyengine.simulate.report import Report
 from tinyengine.simulate.reservations import Reserved
 from tinyengine.simulate.schedulers import PrefillFirst
+from tinyengine.trace import Trace
 from tinyengine.workload import Job
 
 BLOCK_SIZE = 16
@@ -85,7 +86,14 @@ class Deployment:
             slots = kv_slots(GPUS[self.gpu], MODELS[self.model], self.tp, self.pp, self.utilization)
         return Limits(slots // self.pp, self.max_num_seqs, self.token_budget, self.longest)
 
+    def schedulers(self) -> list[Scheduler]:
+        """New ones, one for each stage of the pipeline."""
+        return [SCHEDULERS[self.scheduler](self.limits()) for _ in range(self.pp)]
+
+    def new_trace(self) -> Trace:
+        """An empty one, for run(trace=...)."""
+        return new_trace(self.scheduler, self.schedulers())
+
     def run(self, jobs: Iterable[Job], **options) -> Report:
         """Simulates the jobs; options: those of Simulator."""
-        schedulers = [SCHEDULERS[self.scheduler](self.limits()) for _ in range(self.pp)]
-        return Simulator(schedulers, self.make_cost(), **options).run(jobs)
+        return Simulator(self.schedulers(), self.make_cost(), **options).run(jobs)
