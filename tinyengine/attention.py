@@ -7,8 +7,9 @@ model calls in every layer:
     q [R, heads, head_dim], k and v [R, kv_heads, head_dim]  ->  [R, heads, head_dim]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from inspect import signature
 from itertools import accumulate
 
 import torch
@@ -127,7 +128,8 @@ class PagedAttention:
 
     def _on_cpu(self, batch: Batch) -> Attend:
         dtype = self.cache.keys.dtype
-        groups = [Group(batch, requests, dtype) for requests in side_by_side(batch)]  # once, for all layers
+        shared = side_by_side(batch.counts, batch.lengths, batch.block_size)
+        groups = [Group(batch, requests, dtype) for requests in shared]  # once, for all layers
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
@@ -197,13 +199,13 @@ def choose_backend(wanted: str, arena: torch.Tensor) -> str:
     return wanted
 
 
-def side_by_side(batch: Batch) -> list[list[int]]:
-    """Which requests of the batch share one call of attention: decodes of nearly one length (one block more, or an
-    eighth), since a call costs more than the few keys that are padded; anybody else is alone."""
-    blocks = [-(-length // batch.block_size) for length in batch.lengths]
-    groups = [[index] for index, count in enumerate(batch.counts) if count > 1]
+def side_by_side(counts: Sequence[int], lengths: Sequence[int], block_size: int) -> list[list[int]]:
+    """Which requests of a batch share a call of attention: decodes of nearly one length (one block more, or an eighth),
+    since a call costs more than the few keys that are padded; anybody else is alone."""
+    blocks = [-(-length // block_size) for length in lengths]
+    groups = [[index] for index, count in enumerate(counts) if count > 1]
     shortest = 0
-    for index in sorted((index for index, count in enumerate(batch.counts) if count == 1), key=blocks.__getitem__):
+    for index in sorted((index for index, count in enumerate(counts) if count == 1), key=blocks.__getitem__):
         if shortest and blocks[index] <= max(shortest + 1, shortest * 9 // 8):
             groups[-1].append(index)
         else:
@@ -314,6 +316,16 @@ def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> to
         q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )  # [1, heads, n, head_dim]
     return out[0].transpose(0, 1)
+
+
+def make_attention(kind: type, cache: KVCache, backend: str = "auto", split_kv: bool = True):
+    """A stage's attention around an arena. Raises ValueError for a choice where the stage leaves none."""
+    if backend == "auto" and split_kv:
+        return kind(cache)
+    if "backend" not in signature(kind).parameters:
+        name, value = ("split_kv", split_kv) if backend == "auto" else ("attention_backend", backend)
+        raise ValueError(f"{name} is {value!r}, but {kind.__name__} computes in one way only: leave it out")
+    return kind(cache, backend, split_kv)
 
 
 @cache
