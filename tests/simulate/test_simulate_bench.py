@@ -64,7 +64,7 @@ def told(name: str, result: dict) -> str:
 def test_the_benchmark_of_speed_and_scale():
     result = simulate.run(requests=50, repeats=1, scales=(20, 40))
     assert [run["requests"] for run in result["scale"]] == [20, 40]
-    assert all(run["peak_mib"] > 5 for run in result["scale"])
+    assert all(5 < run["peak_mib"] < 100 for run in result["scale"])  # this process, with torch, has more
     assert all(0 < trial["jumped"] < trial["iterations"] for trial in result["trials"])
     assert "1,000,000" not in told("simulate", result)
 
