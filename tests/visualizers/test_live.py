@@ -57,6 +57,17 @@ def test_pause_stops_the_engine_and_resume_goes_on(press):
     assert not widget.paused and len(player.engine.trace.iterations) == 51
 
 
+def test_a_step_that_was_about_to_begin_does_not_begin_after_a_pause():
+    player = live(engine(), pace=0.001)
+    with player._step:  # the thread comes as far as this, and waits
+        time.sleep(0.05)
+        player._go.clear()
+        count = len(player.engine.trace.iterations)
+    time.sleep(0.05)
+    assert len(player.engine.trace.iterations) == count
+    player.stop()
+
+
 def test_stop_leaves_the_rest_undone():
     player = live(engine(), pace=0.005)
     until(lambda: player.engine.trace.iterations)
