@@ -12,10 +12,11 @@ from operator import index
 import torch
 from tqdm.auto import tqdm
 
-from tinyengine.attention import KVCache
+from tinyengine.attention import KVCache, make_attention
 from tinyengine.batch import Batch
 from tinyengine.clock import WallClock
 from tinyengine.detokenizer import Detokenizer
+from tinyengine.graphs import DecodeGraphs, on_cuda, why_not
 from tinyengine.qwen3 import Qwen3
 from tinyengine.request import SLO_CLASSES, Request, SamplingParams, Slo
 from tinyengine.sampler import sample
@@ -73,6 +74,9 @@ class Engine:
     num_slots: K/V slots of the arena; None estimates them from free device memory (CUDA) or CPU_KV_BYTES.
     block_size: slots of a block, of the stages that have blocks. enable_prefix_caching: of the same stages.
     clock: WallClock (seconds) or IterationClock. seed: of the seeds of requests that bring none.
+    attention_backend: of the stages that have blocks: "auto", "torch", "triton" or "varlen" (see PagedAttention).
+    split_kv: on CUDA, several programs share the keys of a request where few long ones decode.
+    cuda_graphs: decode steps are recorded and replayed (see DecodeGraphs); None does so where it can, True insists.
     options: further ones of the stage's scheduler, such as policy="priority" or num_speculative_tokens=4.
 
     `trace` records every iteration. Raises ValueError for an unknown stage or a number outside its limits.
@@ -91,11 +95,14 @@ class Engine:
         scheduler: Scheduler | None = None,
         clock: WallClock | None = None,
         seed: int = 0,
+        attention_backend: str = "auto",
+        split_kv: bool = True,
+        cuda_graphs: bool | None = None,
         **options,
     ):
         if stage not in STAGES:
             raise ValueError(f"stage is {stage!r}, but the stages are {', '.join(STAGES)}")
-        make_scheduler, make_memory, make_attention = STAGES[stage]
+        make_scheduler, make_memory, kind_of_attention = STAGES[stage]
         if num_slots is None:
             num_slots = estimate_num_slots(model)
         sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
@@ -109,9 +116,17 @@ class Engine:
         self.model = model
         self.scheduler = scheduler
         self.memory = scheduler.memory
-        cache = KVCache(model.config, self.memory.n_slots, model.device, model.dtype)
-        self.attention = make_attention(cache)
-        self.operators = make_attention.operators(model)
+        # One block more than the memory gives out: on CUDA, the empty rows of a graph write there.
+        spare = self.memory.block_size if model.device.type == "cuda" else 0
+        cache = KVCache(model.config, self.memory.n_slots + spare, model.device, model.dtype)
+        self.attention = make_attention(kind_of_attention, cache, attention_backend, split_kv)
+        self.operators = kind_of_attention.operators(model)
+        lacking = why_not(model.device, self.attention)
+        if cuda_graphs and lacking:
+            raise ValueError(f"cuda_graphs is True, but {lacking}")
+        self.graphs: DecodeGraphs | None = None
+        if cuda_graphs is not False and not lacking:
+            self.graphs = DecodeGraphs(self._hidden, self.memory.n_slots, scheduler.max_num_seqs, on_cuda())
         self.clock = clock or WallClock()
         memory = self.memory
         self.trace = Trace(stage, scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
@@ -194,7 +209,7 @@ class Engine:
             time=started,
             duration=duration,
             waiting=tuple(request.request_id for request in self.scheduler.waiting),
-            padding=batch.padding,
+            padding=self._padding(batch),
             budget=budget,
         )
         self.scheduler.observe(len(batch.tokens), duration)
@@ -208,8 +223,16 @@ class Engine:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """Runs the model on a batch: [len(batch.due), vocab]."""
-        hidden = self.model(batch.tokens, batch.positions, self.attention(batch), self.operators)
-        return self.model.logits(hidden[batch.last], self.operators)
+        replayed = self.graphs and self.graphs.suits(batch)
+        hidden = self.graphs(batch) if replayed else self._hidden(batch)[batch.last]
+        return self.model.logits(hidden, self.operators)
+
+    def _hidden(self, batch: Batch) -> torch.Tensor:
+        """[len(batch.tokens), hidden]"""
+        return self.model(batch.tokens, batch.positions, self.attention(batch), self.operators)
+
+    def _padding(self, batch: Batch) -> int:
+        return self.graphs.padding(batch) if self.graphs and self.graphs.suits(batch) else batch.padding
 
     def abort_request(self, request_id: str):
         """Ends a request now, wherever it is; one that has ended already stays as it is.
