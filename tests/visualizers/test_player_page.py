@@ -375,7 +375,14 @@ def test_batch_bars_are_as_high_as_the_batch(open_page):
         assert abs(drawn - 96 * sum(row) / most) < 2.5 or abs(drawn - budget) < 2.5
 
 
-@pytest.mark.parametrize("trace", [BUSY, run(Orca, requests(9, 9, 9), 3, Slots(60))], ids=["blocks", "slots"])
+MEMORIES = {
+    "blocks": BUSY,
+    "slots": run(Orca, requests(9, 9, 9), 3, Slots(60)),
+    "anything": wander(["a", "b", "c", "d", "e"], 3, 25, random.Random(5)),
+}
+
+
+@pytest.mark.parametrize("trace", MEMORIES.values(), ids=MEMORIES)
 def test_memory_in_numbers_and_in_colour(open_page, trace):
     player = show(trace, views=["memory"])
     page, engine = open_page(player), player.data["engines"][0]
@@ -474,7 +481,7 @@ def test_a_padded_batch_is_drawn_as_a_rectangle(open_page):
 
 @pytest.mark.parametrize("kind", ["admit", "finish abort", "preempt", "stall"])
 def test_jump_to_one_kind_of_event(open_page, kind):
-    player = show(CHUNKS if kind == "stall" else BUSY)
+    player = show(CHUNKS if kind in ("preempt", "stall") else BUSY)
     page, engine = open_page(player), player.data["engines"][0]
     page.get_by_test_id("jump").select_option(kind)
     wanted = {i for i, what, *_ in engine["events"] if what in kind.split()}

@@ -134,7 +134,7 @@ def busy(seed: int, prefix: int = 0, **options) -> Trace:
 
 def wander(names: list[str], slots: int, count: int, chance: random.Random) -> Trace:
     """A scheduler that does anything that a Trace allows: chunks, pauses, preempts, aborts, guesses, at random."""
-    trace = Trace("", slots, 64)
+    trace = Trace("", slots, 400)
     memory: dict[str, Holding] = {}
     waiting, running, computed, total, reached = list(names), [], {}, {}, dict.fromkeys(names, 0)
     for name in names:
