@@ -10,6 +10,7 @@ from simulate_cases import GPU, SCHEDULERS, SLOTS, jobs, roofline, told
 
 from tinyengine.scheduler import Chunked
 from tinyengine.simulate import Job, Simulator, Unit, simulate
+from tinyengine.simulate.cost import chunk, together
 from tinyengine.simulate.executor import new_trace
 from tinyengine.trace import Trace
 
@@ -159,10 +160,12 @@ def test_a_pipeline_ends_every_request_and_no_stage_has_two_batches(work, pp):
     cost = roofline(pp=pp)
     report = simulate(work, lanes, cost, trace=trace)
     assert report.finished == len(work)
-    begun, running = -1.0, {}
+    free, running = 0.0, {}
     for iteration in trace.iterations:
-        assert iteration.time >= begun  # the first stage takes batches one after the other
-        begun = iteration.time
+        assert iteration.time >= free  # the first stage takes batches one after the other
+        load = together(*(chunk(span.start, span.n_tokens) for span in iteration.spans))
+        free = iteration.time + cost.seconds(load)
+        assert iteration.end >= iteration.time + pp * cost.seconds(load) * (1 - 1e-12)
         for span in iteration.spans:
             assert running.get(span.request_id, 0.0) <= iteration.time, "a request is in two batches at once"
             running[span.request_id] = iteration.end
