@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -166,6 +167,8 @@ def test_a_pipeline_ends_every_request_and_no_stage_has_two_batches(work, pp):
         load = together(*(chunk(span.start, span.n_tokens) for span in iteration.spans))
         free = iteration.time + cost.seconds(load)
         assert iteration.end >= iteration.time + pp * cost.seconds(load) * (1 - 1e-12)
+        held = sorted(part for holding in iteration.memory.values() for part in holding.ranges)
+        assert all(past <= first for (_, past), (first, _) in pairwise(held)), "two lanes share a slot in the trace"
         for span in iteration.spans:
             assert running.get(span.request_id, 0.0) <= iteration.time, "a request is in two batches at once"
             running[span.request_id] = iteration.end
