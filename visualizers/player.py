@@ -14,7 +14,7 @@ MOST_ENGINES = 6  # one for each stage of the course
 STATIC = Path(__file__).parent / "static"
 STYLE = (STATIC / "player.css").read_text(encoding="utf-8")
 # Files to be read one at a time, joined into the one ES module that anywidget and a page without a server need.
-PARTS = "data memory style strip slots batch lifecycles arena stream flat controls player".split()
+PARTS = "data memory style strip slots batch lifecycles arena stream flat controls page player".split()
 SCRIPT = "\n".join((STATIC / f"{part}.js").read_text(encoding="utf-8") for part in PARTS)
 
 PAGE = """<!doctype html>
