@@ -29,6 +29,11 @@ class InvariantAttention(PagedAttention):
 
     split = SPLIT
 
+    def kernel_options(self, batch: Batch) -> dict:
+        """On a GPU: one height of tiles, and a request's keys never shared out, since both would follow the batch. The
+        kernel's key tiles begin at absolute positions, so they need no splits of ours."""
+        return {"tile_rows": 16}
+
     def _on_cpu(self, batch: Batch) -> Attend:
         contexts = [Context(batch, requests, self.split) for requests in side_by_side(batch.counts)]
         kv_heads = self.cache.keys.shape[2]

@@ -51,7 +51,8 @@ def _choose(model) -> Callable:
     if model.device.type == "cuda":
         from tinyengine.invariant.on_cuda import CudaOperators  # imported here: Triton is an extra
 
-        candidates = [lambda model: CudaOperators()]
+        # tiles of several heights where they give the same bits, else one height for all
+        candidates = [lambda model, rows=rows: CudaOperators(rows) for rows in (None, 64, 16)]
     else:
         tiles = (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)
         candidates = [lambda model, rows=rows: InvariantOperators(rows, plain(model)) for rows in tiles]

@@ -1,5 +1,5 @@
-"""The "hot" case: weights so large that a last bit decides about tokens. On a trained model the best token leads by far,
-so an engine that is not invariant mostly says the same words; here it does not."""
+"""The "hot" case: weights so large that a last bit decides about tokens. On a trained model the best token leads by so
+far that an engine which is not invariant mostly says the same words; here it does not."""
 
 from dataclasses import dataclass, replace
 
