@@ -18,10 +18,8 @@ class Invariant(InvariantAttention):
 
     operators = staticmethod(tested_operators)
 
-    def __init__(self, cache: KVCache, **options):
-        super().__init__(cache, **options)
-        if self.backend == "varlen":
-            raise ValueError("attention_backend is 'varlen', whose splits follow the batch: use triton or torch")
+    def __init__(self, cache: KVCache):
+        super().__init__(cache)
         self.num_threads = torch.get_num_threads()
 
     def __call__(self, batch: Batch) -> Attend:

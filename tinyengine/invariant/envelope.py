@@ -16,6 +16,7 @@ from tinyengine.attention import KVCache
 from tinyengine.batch import flat
 from tinyengine.invariant.attention import SPLIT, InvariantAttention
 from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
+from tinyengine.kernels import why_not_triton
 from tinyengine.memory import Blocks
 from tinyengine.operators import Operators, plain
 from tinyengine.request import Request
@@ -48,7 +49,7 @@ def tested_operators(model) -> Operators:
 
 
 def _choose(model) -> Callable:
-    if model.device.type == "cuda":
+    if why_not_triton(model.device, model.dtype, model.config.head_dim) is None:
         from tinyengine.invariant.on_cuda import CudaOperators  # imported here: Triton is an extra
 
         # tiles of several heights where they give the same bits, else one height for all

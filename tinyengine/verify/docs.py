@@ -1,0 +1,26 @@
+"""`python -m tinyengine.verify.docs` plants every fault anew, in two dtypes, and writes the tables of its page."""
+
+from pathlib import Path
+
+import torch
+
+from tinyengine.bench.readme import fill
+from tinyengine.model.load import load_model
+from tinyengine.verify.ledger import describe, fault_markdown, fault_table
+
+PAGE = Path(__file__).parents[2] / "docs" / "invariance.md"
+
+
+def measured(dtype: torch.dtype) -> str:
+    model = load_model("tiny", "cpu", dtype)
+    return fault_markdown(fault_table(model), describe(model))
+
+
+def main():
+    torch.set_num_threads(1)
+    parts = {name: measured(getattr(torch, name)) for name in ("float32", "bfloat16")}
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
