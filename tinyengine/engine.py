@@ -17,9 +17,10 @@ from tinyengine.batch import Batch
 from tinyengine.clock import WallClock
 from tinyengine.detokenizer import Detokenizer
 from tinyengine.graphs import DecodeGraphs, on_cuda, why_not
+from tinyengine.overlap import Fetch, Flight, fetch, must_wait, take_tokens
 from tinyengine.qwen3 import Qwen3
-from tinyengine.request import SLO_CLASSES, Request, SamplingParams, Slo
-from tinyengine.sampler import sample
+from tinyengine.request import PENDING, SLO_CLASSES, Request, SamplingParams, Slo
+from tinyengine.sampler import choose, sample
 from tinyengine.scheduler import Plan, Scheduler, Token, Tokens
 from tinyengine.stages import STAGES
 from tinyengine.trace import Trace
@@ -77,6 +78,8 @@ class Engine:
     attention_backend: of the stages that have blocks: "auto", "torch", "triton" or "varlen" (see PagedAttention).
     split_kv: on CUDA, several programs share the keys of a request where few long ones decode.
     cuda_graphs: decode steps are recorded and replayed (see DecodeGraphs); None does so where it can, True insists.
+    overlap: the next iteration is launched while the last one's tokens are still on their way (see overlap); step()
+        then gives each token one step later. The outputs are the same.
     options: further ones of the stage's scheduler, such as policy="priority" or num_speculative_tokens=4.
 
     `trace` records every iteration. Raises ValueError for an unknown stage or a number outside its limits.
@@ -98,6 +101,7 @@ class Engine:
         attention_backend: str = "auto",
         split_kv: bool = True,
         cuda_graphs: bool | None = None,
+        overlap: bool = False,
         **options,
     ):
         if stage not in STAGES:
@@ -127,6 +131,10 @@ class Engine:
         self.graphs: DecodeGraphs | None = None
         if cuda_graphs is not False and not lacking:
             self.graphs = DecodeGraphs(self._hidden, self.memory.n_slots, scheduler.max_num_seqs, on_cuda())
+        self.overlap = overlap
+        self._fetch: Fetch = fetch
+        self._flight: Flight | None = None
+        self._device_free = 0.0  # when the last iteration was done
         self.clock = clock or WallClock()
         memory = self.memory
         self.trace = Trace(stage, scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
@@ -192,34 +200,87 @@ class Engine:
         If the model raises, nothing is committed: the next step tries the same requests again, unless one is aborted.
         """
         delivered = self._deliver_all()  # what an interrupt in a stop_when, or one that steps itself, has left
+        overlaps = self.overlap and not must_wait(self.scheduler, self._requests.values())
+        if not overlaps:
+            delivered += self.settle()
         started = self.clock.now()
         self._receive(started)
         budget = self.scheduler.token_budget
         plan = self.scheduler.schedule()
         if not plan:
+            if self._flight:
+                return delivered + self.settle()
             self._idle()
             return delivered
+        if overlaps:
+            return delivered + self._launch(plan, started, budget)
         batch, tokens = self._forward(plan)
         self.clock.iteration_done()
         duration = self.clock.now() - started
-        self.trace.record(
-            plan,
-            tokens,
-            self.memory.holdings(),
-            time=started,
-            duration=duration,
-            waiting=tuple(request.request_id for request in self.scheduler.waiting),
-            padding=self._padding(batch),
-            budget=budget,
-        )
+        self._record(plan, tokens, batch, time=started, duration=duration, budget=budget)
         self.scheduler.observe(len(batch.tokens), duration)
         self._undelivered.extend(self.scheduler.commit(plan, tokens))
         return delivered + self._deliver_all()
 
+    def settle(self) -> list[StreamedToken]:
+        """Waits for the tokens that are on their way, if there are any, and delivers them."""
+        self._arrive()
+        return self._deliver_all()
+
+    def _launch(self, plan: Plan, started: float, budget: int | None) -> list[StreamedToken]:
+        """Starts an iteration, and delivers the tokens of the one before."""
+        batch, chosen = self._start(plan)
+        number, n_tokens = len(self.trace.iterations), len(batch.tokens)
+        flight = Flight(batch.due_requests, chosen, number, n_tokens, self._fetch(chosen))
+        self._record(plan, [None] * len(plan), batch, time=started, duration=0.0, budget=budget)
+        self._arrive()
+        self.scheduler.commit(plan, batch.per_plan([PENDING] * len(batch.due)))
+        for request in flight.requests:
+            if len(request.tokens) == request.max_slots:
+                self.scheduler.retire(request)
+        self._flight = flight
+        streamed = self._deliver_all()
+        if not self._requests:  # what is still on its way is nobody's
+            self._arrive()
+        return streamed
+
+    @torch.inference_mode()
+    def _start(self, plan: Plan) -> tuple[Batch, torch.Tensor]:
+        batch = self._layout(plan)
+        if self._flight:
+            take_tokens(batch, self._flight)
+        return batch, choose(self._logits(batch), batch.due_requests, batch.guessed)
+
+    def _arrive(self):
+        """Writes the tokens that were on their way where PENDING stood, and leaves them to be delivered."""
+        flight = self._flight
+        if flight is None:
+            return
+        tokens = flight.arrive()
+        self._flight = None
+        self.clock.iteration_done()
+        time, now = max(self.trace.iterations[flight.number].time, self._device_free), self.clock.now()
+        self._device_free = now
+        alive = {}  # who has ended since gets none
+        for request, token in zip(flight.requests, tokens, strict=True):
+            if request.request_id in self._requests:
+                request.tokens[-1] = alive[request.request_id] = token
+                self._undelivered.append(Token(request, token, request.reason_to_finish()))
+        self.trace.arrived(flight.number, alive, time, now - time)
+        self.scheduler.observe(flight.n_tokens, now - time)
+
+    def _record(self, plan: Plan, tokens: Tokens, batch: Batch, **fields):
+        waiting = tuple(request.request_id for request in self.scheduler.waiting)
+        padding = self._padding(batch)
+        self.trace.record(plan, tokens, self.memory.holdings(), waiting=waiting, padding=padding, **fields)
+
     @torch.inference_mode()
     def _forward(self, plan: Plan) -> tuple[Batch, Tokens]:
-        batch = self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
+        batch = self._layout(plan)
         return batch, sample(self._logits(batch), batch)
+
+    def _layout(self, plan: Plan) -> Batch:
+        return self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """Runs the model on a batch: [len(batch.due), vocab]."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
+PENDING = -1  # stands in `tokens` for one that is computed, but not known yet (see overlap)
+
 
 class Lifecycle(Enum):
     """Orca's request states (section 3.2); `WAITING` is a request that holds no K/V slots yet, or no longer."""
@@ -170,8 +172,10 @@ class Request:
 
     def reason_to_finish(self, new: Sequence[int] = ()) -> str | None:
         """Why the newest token ends it, the last of `new` where those are about to be appended: "stop" (end of
-        sequence), "length" (max_tokens), or None (it goes on)."""
+        sequence), "length" (max_tokens), or None (it goes on, or the token is PENDING)."""
         params, last = self.params, new[-1] if new else self.tokens[-1]
+        if last == PENDING:
+            return None
         if last in params.stop_token_ids or (last in self.eos_token_ids and not params.ignore_eos):
             return "stop"
         if len(self.tokens) + len(new) - len(self.prompt_token_ids) >= params.max_tokens:

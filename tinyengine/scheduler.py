@@ -128,6 +128,11 @@ class Scheduler:
                 place.remove(request)
         self.memory.release(request)
 
+    def retire(self, request: Request):
+        """Takes a request out of the batch, and lets it keep its memory: it has computed all it can, but its last token
+        is still on the way. `finish` will follow."""
+        self.running.remove(request)
+
     def abort(self, request: Request):
         self.finish(request, "abort")
 

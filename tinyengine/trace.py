@@ -191,13 +191,23 @@ class Trace:
             (number, span)
             for number in range(len(self.iterations) - 1, -1, -1)
             for span in self.iterations[number].spans
-            if span.request_id == request_id
+            if span.request_id == request_id and span.tokens
         )
         shorter = replace(span, tokens=span.tokens[:-1])
         old = self.iterations[number]
         spans = tuple(shorter if own is span else own for own in old.spans)
         memory = {**old.memory, request_id: Holding(old.memory[request_id].ranges, shorter.end)}
         self.iterations[number] = replace(old, spans=spans, memory=memory)
+
+    def arrived(self, number: int, tokens: dict[str, int], time: float, duration: float):
+        """The tokens of iteration `number`, by request id, that were not known yet when it was recorded, and its times:
+        from when it had the device for itself."""
+        old = self.iterations[number]
+        spans = tuple(
+            replace(span, tokens=(tokens[span.request_id],)) if span.request_id in tokens else span
+            for span in old.spans
+        )
+        self.iterations[number] = replace(old, spans=spans, time=time, duration=duration)
 
     def event(self, kind: str, request_id: str, detail: str | None = None, cached: int = 0):
         """Something that happens now: at the end of the newest iteration (finish, abort), else before the next one."""
