@@ -224,8 +224,8 @@ def test_an_engine_is_watched_while_it_runs_and_paused_by_the_button(lab, browse
     page.wait_for_timeout(100)
     opaque = page.locator(".te-player").evaluate(
         """({player}) => { const [{canvas}] = player.strips, dpr = devicePixelRatio;
-            for (let x = 0; ; x++) if (player.strips[0].hit(x, 60)?.i === 40)
-                return canvas.getContext("2d").getImageData((x + 3) * dpr, 0, 1, canvas.height).data.some(Boolean); }"""
+            const column = x => canvas.getContext("2d").getImageData(x * dpr, 30 * dpr, 1, 80 * dpr).data;
+            for (let x = 0; ; x++) if (player.strips[0].hit(x, 60)?.i === 40) return column(x + 3).some(Boolean); }"""
     )
     assert opaque  # what the page did not know when it was opened has been drawn
     page.close()
