@@ -102,6 +102,17 @@ def test_more_gpus_take_less_time_and_more_links():
     assert slow - two == pytest.approx(60 * 2 * 4096 * 7168 * 2 / 0.75e9 * (1 - 1 / 300), rel=1e-6)
     staged = Roofline(gpu, shape, pp=2, host=0.0)
     assert staged.stages == 2 and staged.seconds(chunk(0, 4096)) == pytest.approx(one / 2, rel=0.01)
+    slow = Roofline(replace(gpu, link=1e9), shape, pp=2, host=0.0)  # each row goes to the next stage once
+    assert slow.seconds(chunk(0, 4096)) - staged.seconds(chunk(0, 4096)) == pytest.approx(
+        4096 * 7168 * 2 / 0.75e9 * (1 - 1 / 300), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 4}, {"pp": 4}])
+def test_every_gpu_reads_its_share_of_the_k_v(degrees):
+    cost = Roofline(GPUS["a100-sxm"], MODELS["yi-34b"], host=0.0, **degrees)
+    reading = cost.seconds(Load(1, 1, 100_000)) - cost.seconds(Load(1, 1, 0))
+    assert reading == pytest.approx(100_000 * 245_760 / 4 / (0.75 * 2.039e12))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def test_three_requests_by_hand():
     assert report.delay.percentile(1.0) == 1.5 and report.delay.percentile(0.5) == 0.0
     assert report.e2e.percentile(1.0) == 3.5
     assert report.mean_batch == pytest.approx((2 + 2 + 2 + 1) / 4)
+    assert simulate([Job(0, 4, 3), Job(90, 4, 3)], Orca(Slots(64), 2), Unit()).mean_batch == 1.0  # a lull is no batch
 
 
 def test_goodput_counts_those_who_got_what_they_were_promised():

@@ -6,19 +6,20 @@ from tinyengine.bench.table import Table, number, percent
 from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
 from tinyengine.simulate.cost import Fitted
-from tinyengine.simulate.measured import fit_trace, measured_batches
+from tinyengine.simulate.measured import fit_batches, measured_batches
 from tinyengine.trace import Trace
 from tinyengine.workload import poisson
 
 WORKLOADS = {"sharegpt": 1 / 8, "arxiv": 1 / 16}  # lengths, and what they are scaled by, to fit the embedded model
 
 
-def run(device: str = "cpu", batches: int = 30, requests: int = 32) -> dict:
-    """Records a run of each workload, fits a line to `batches` of its iterations, and predicts all the others."""
+def run(device: str = "cpu", batches: int = 30, requests: int = 32, repeats: int = 5) -> dict:
+    """Records `repeats` runs of each workload, whose iterations are the same, fits a line to `batches` of them, and
+    predicts all the others. An iteration's time is its median over the runs."""
     model = load_model("tiny", device=device)
     record_run(model, "sharegpt", 4)  # what is set up once is set up now
-    fits = {name: _fit(record_run(model, name, requests), batches) for name in WORKLOADS}
-    return {"batches": batches, "workloads": fits}
+    fits = {name: _fit([record_run(model, name, requests) for _ in range(repeats)], batches) for name in WORKLOADS}
+    return {"batches": batches, "repeats": repeats, "workloads": fits}
 
 
 def record_run(model, name: str, requests: int) -> Trace:
@@ -30,9 +31,10 @@ def record_run(model, name: str, requests: int) -> Trace:
     return engine.trace
 
 
-def _fit(trace: Trace, batches: int) -> dict:
-    fitted, error = fit_trace(trace, batches)
-    measured = measured_batches(trace)
+def _fit(traces: list[Trace], batches: int) -> dict:
+    runs = zip(*(measured_batches(trace) for trace in traces), strict=True)
+    measured = [(run[0][0], median(seconds for _, seconds in run)) for run in runs]
+    fitted, error = fit_batches(measured, batches)
     whole = sum(seconds for _, seconds in measured)
     return {
         "iterations": len(measured),
@@ -57,9 +59,10 @@ def table(result: dict) -> Table:
     ]
     note = (
         f"Least squares through {result['batches']} iterations of a run, from the smallest to the largest, and the "
-        "median relative error on all the others; ms: their median; the error of the whole run's length; then "
-        "what a batch of the embedded model costs in microseconds: fixed, for each token, request, position that a "
-        "decode reads, and pair that a prompt's tokens make."
+        f"median relative error on all the others; an iteration's time is its median over {result['repeats']} runs. ms:"
+        " the median of these; the error of the whole run's length; then what a batch of the embedded model costs in "
+        "microseconds: fixed, for each token, request, position that a decode reads, and pair that a prompt's tokens "
+        "make."
     )
     features = ("fixed", "token", "request", "read", "pair")
     return Table(("lengths", "batches", "ms", "error", "whole run", *features), rows, note)

@@ -263,7 +263,7 @@ class Simulator:
         report.tokens += load.tokens
         report.busy += duration
         report.batch_seconds += load.sequences * duration
-        report.ended = max(report.ended, end)
+        report.ended = end
 
     def _deliver(self, events: list[Token], lane: Lane, end: float):
         report = self.report

@@ -15,13 +15,18 @@ def measured_batches(trace: Trace) -> list[tuple[Load, float]]:
 
 
 def fit_trace(trace: Trace, batches: int = 30) -> tuple[Fitted, float]:
-    """A line through `batches` of the trace's iterations, from the smallest to the largest, and the median relative
-    error on all the others. Raises ValueError for a trace with fewer than twice as many iterations."""
-    measured = sorted(measured_batches(trace))
+    """As fit_batches, of a trace's iterations."""
+    return fit_batches(measured_batches(trace), batches)
+
+
+def fit_batches(measured: list[tuple[Load, float]], batches: int = 30) -> tuple[Fitted, float]:
+    """A line through `batches` of what was measured, from the smallest to the largest, and the median relative error on
+    all the others. Raises ValueError where there are fewer than twice as many."""
+    measured = sorted(measured)
     if len(measured) < 2 * batches:
         raise ValueError(
-            f"the trace has {len(measured)} iterations after its first {WARM_UP}, but {batches} to fit and as many to "
-            "check are wanted: record a longer run"
+            f"{len(measured)} iterations were measured, but {batches} to fit and as many to check are wanted: record a "
+            "longer run"
         )
     chosen = {round(n * (len(measured) - 1) / (batches - 1)) for n in range(batches)}
     fitted = Fitted.fit([measured[place] for place in sorted(chosen)])
