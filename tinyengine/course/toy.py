@@ -18,7 +18,7 @@ def toy_trace(history: list[list[str]], slots: int, name: str = "toy") -> Trace:
     got: Counter[str] = Counter()
     for number, batch in enumerate(history):
         trace.events += [Event(number, "admit", request_id) for request_id in batch if not got[request_id]]
-        spans = tuple(Span(request_id, got[request_id], 1, token=0) for request_id in batch)
+        spans = tuple(Span(request_id, got[request_id], 1, tokens=(0,)) for request_id in batch)
         waiting = tuple(request_id for request_id in owed if not got[request_id] and request_id not in batch)
         trace.iterations.append(Iteration(float(number), 1.0, spans, waiting))
         got.update(batch)
