@@ -94,11 +94,10 @@ class Context:
         lengths = [batch.lengths[index] for index in requests]
         splits = [-(-length // split) for length in lengths]
         alive = [sum(own > number for own in splits) for number in range(splits[0])]
-        which = torch.tensor(requests, device=device)
-        length = torch.tensor(lengths, device=device)
-        owner = torch.cat([torch.arange(n, device=device) for n in alive])  # [items]
-        number = torch.arange(splits[0], device=device).repeat_interleave(torch.tensor(alive, device=device))
-        position = number[:, None] * split + torch.arange(split, device=device)  # [items, split], of each key
+        items = [(rank, number * split) for number, n in enumerate(alive) for rank in range(n)]
+        owner, begin = torch.tensor(items, device=device).unbind(1)  # [items]
+        which, length = torch.tensor([requests, lengths], device=device)
+        position = begin[:, None] + torch.arange(split, device=device)  # [items, split], of each key
         # Where a request has no key yet, its first one stands in: a foreign one would take part as 0 * value, and
         # 0 * NaN is NaN.
         own = torch.where(position < length[owner, None], position, 0)
