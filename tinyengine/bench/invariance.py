@@ -27,9 +27,10 @@ def run(device: str = "cpu", batches: tuple[int, ...] = (1, 8, 32), rounds: int 
             _seconds(loaded, stage, 1)  # thread pools, packed weights, the self-test
         for batch in batches:
             times = [{stage: _seconds(loaded, stage, batch) for stage in STAGES} for _ in range(rounds)]
-            best = {stage: median(row[stage] for row in times) for stage in STAGES}
-            cost = median(row["invariant"] / min(row[stage] for stage in OTHERS) for row in times)
-            cases.append({"dtype": dtype, "batch": batch, "seconds": best, "cost": cost})
+            seconds = {stage: median(row[stage] for row in times) for stage in STAGES}
+            best = min(OTHERS, key=seconds.__getitem__)
+            cost = median(row["invariant"] / row[best] for row in times)
+            cases.append({"dtype": dtype, "batch": batch, "seconds": seconds, "best": best, "cost": cost})
     return {"model": model, "rounds": rounds, "cases": cases}
 
 
