@@ -10,9 +10,9 @@ from tinyengine.bench import benchmark, fit, simulate
 from tinyengine.cli import main
 from tinyengine.memory import Blocks
 from tinyengine.scheduler import Chunked
-from tinyengine.simulate import GPUS, MODELS, Roofline, Simulator
+from tinyengine.simulate import GPUS, MODELS, Load, Roofline, Simulator
 from tinyengine.simulate.executor import new_trace
-from tinyengine.simulate.measured import WARM_UP, fit_trace, measured_batches
+from tinyengine.simulate.measured import WARM_UP, fit_batches, fit_trace, measured_batches
 from tinyengine.workload import stream
 
 COST = Roofline(GPUS["rtx-4090"], MODELS["qwen3-0.6b"])
@@ -36,6 +36,13 @@ def test_30_batches_predict_the_others(recorded):
     fitted, error = fit_trace(recorded)
     assert error < 0.15
     assert fitted.coefficients["fixed"] > 0
+
+
+def test_the_error_is_that_of_batches_the_line_has_not_seen():
+    """Every third of 88 takes what a line says, and is fitted; the others take twice as long."""
+    measured = [(Load(1 + n, 1), (1.0 if n % 3 == 0 else 2.0) * (1e-3 + 1e-5 * n)) for n in range(88)]
+    fitted, error = fit_batches(measured, batches=30)
+    assert fitted.seconds(Load(1, 1)) == pytest.approx(1e-3) and error == pytest.approx(0.5)
 
 
 def test_a_trace_too_short_to_check_the_fit_is_refused(recorded):
