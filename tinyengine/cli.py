@@ -75,7 +75,8 @@ def _demo(args) -> int:
 def _bench(args) -> int:
     from tinyengine import bench
 
-    bench.run(args.names or BENCHMARKS, args.device, args.json)
+    names = args.names or (bench.ON_CUDA if args.device == "cuda" else BENCHMARKS)
+    bench.run(names, args.device, args.json)
     return 0
 
 

@@ -191,7 +191,7 @@ def _generate(model, jobs) -> list[list[int]]:
     return [row[width : width + job.max_tokens] for row, job in zip(out.tolist(), jobs, strict=True)]
 
 
-def generate_batch(model, load: Load) -> Run:
+def generate_batch(model, load: Load, max_batch_tokens: int = 512) -> Run:
     """transformers' continuous batching, through the manager that `generate_batch` uses: that one has a single
     max_new_tokens for all. Its sizes are pinned: left to itself it measures free memory and takes all of it. The clock
     runs from the first request to the last token, as for us: without set-up."""
@@ -202,7 +202,7 @@ def generate_batch(model, load: Load) -> Run:
     sizes = ContinuousBatchingConfig(
         page_size=PAGE,
         num_blocks=load.num_slots // PAGE,
-        max_batch_tokens=512,
+        max_batch_tokens=max_batch_tokens,
         max_requests_per_batch=load.max_num_seqs,
         allow_block_sharing=False,
         use_cuda_graph=None if model.device.type == "cuda" else False,

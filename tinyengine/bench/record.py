@@ -52,9 +52,10 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The commit that was measured, with "-dirty" where files differ from it; None outside of a clone."""
+    """The commit that was measured, with "-dirty" where files differ from it; outside of a clone what COMMIT in the
+    environment says, or None."""
     try:
         done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     except OSError:
-        return None
-    return done.stdout.strip() or None
+        return os.environ.get("COMMIT")
+    return done.stdout.strip() or os.environ.get("COMMIT")
