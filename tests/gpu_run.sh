@@ -4,8 +4,8 @@
 #
 #   OUT=results tests/gpu_run.sh [PART...]      parts: cuda suite notebooks steps serving (default: all, in this order)
 #
-# cuda       tests marked `cuda`, and the graphs, the overlap and the kernels in Triton's interpreter
-# suite      every test but those that need a browser or a GPU's absence
+# cuda       the tests that need a GPU: kernels, graphs, exactness
+# suite      every test but those that need a browser
 # notebooks  lessons and solutions through nbval
 # steps      one decode step and one prompt against what the GPU can do
 # serving    nano-vllm's workload and short_long_mix, every switch on and off, transformers beside it
@@ -55,8 +55,7 @@ bench() { $PYTHON -m tinyengine bench "$1" --device cuda --json "$OUT/$1.json"; 
 : >"$OUT/parts.tsv"
 for name in "${parts[@]}"; do
   case $name in
-    cuda) part cuda $PYTHON -m pytest -q -p no:nbval -p no:cacheprovider tests/cuda tests/kernels tests -m "cuda or not slow" \
-      --ignore=tests/visualizers --ignore=tests/course -k "cuda or kernel or gpu" ;;
+    cuda) part cuda $PYTHON -m pytest -q -p no:nbval -p no:cacheprovider tests -m cuda ;;
     suite) part suite $PYTHON -m pytest -q -p no:nbval -p no:cacheprovider tests -m "not browser" ;;
     notebooks) part notebooks $PYTHON -m pytest -q -p no:cacheprovider --nbval-lax --nbval-current-env lessons solutions ;;
     steps) part steps bench gpu ;;
@@ -65,12 +64,11 @@ for name in "${parts[@]}"; do
 done
 
 $PYTHON - "$OUT" <<'END'
-import json, pathlib, sys
+import importlib, json, pathlib, sys
+from rich.console import Console
 out = pathlib.Path(sys.argv[1])
 for name in ("gpu", "gpu_serving"):
     if (path := out / f"{name}.json").exists():
-        import importlib
-        from rich.console import Console
         record = json.loads(path.read_text())
         print(record["machine"]["gpu"], "torch", record["versions"]["torch"], "commit", record["commit"])
         importlib.import_module(f"tinyengine.bench.{name}").table(record["benchmarks"][name]).show(name, Console(width=110))

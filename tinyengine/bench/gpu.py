@@ -63,7 +63,8 @@ def run(
     batches, contexts: of the decode steps; the longer contexts are taken with the smallest batch only. megabytes,
     matrix: sizes for the two ceilings. checked: requests whose tokens are compared.
     """
-    result = {"triton": _version("triton"), "kernels": kernel_errors(device), "same_tokens": same_tokens(device, checked)}
+    result = {"triton": _version("triton"), "kernels": kernel_errors(device)}
+    result["same_tokens"] = same_tokens(device, checked)
     result["ceilings"] = {
         "bytes_per_s": copy_bandwidth(device, megabytes),
         "flop_per_s": matrix_rate(device, dtype, matrix),
