@@ -148,7 +148,7 @@ def test_the_command_writes_results_and_all_that_they_depend_on(capsys, tmp_path
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["nope"], "benchmark is 'nope', but the benchmarks are stages, stall, scheduler"),
+        (["nope"], f"benchmark is 'nope', but the benchmarks are {', '.join(BENCHMARKS)}"),
         (["scheduler", "nope"], "benchmark is 'nope', but the benchmarks are"),
     ],
 )
