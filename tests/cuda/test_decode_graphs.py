@@ -68,6 +68,7 @@ def test_tokens_are_the_same_at_every_batch_size(random_model):
     [
         {"stage": "paged"},
         {"max_num_batched_tokens": 13, "block_size": 4},
+        {"max_num_batched_tokens": 3, "max_num_seqs": 4},  # a chunk of one token is no decode
         {"num_slots": 160, "block_size": 8},  # preemption
         {"num_slots": 512, "enable_prefix_caching": True, "block_size": 4},
         {"num_speculative_tokens": 3},  # a step with guesses is no pure decode, one without is
