@@ -9,6 +9,7 @@ from array import array
 import torch
 
 from tinyengine.batch import Batch, on_device, to_device
+from tinyengine.kernels import has_triton
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Tokens
 
@@ -83,6 +84,10 @@ def _draw(
         drawn = cut(drawn, top_k, top_p)
     # The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the
     # vocabulary and no generator that batch neighbours would share.
+    if has_triton(logits.device):
+        from tinyengine.kernels.draw import draw  # imported here: Triton is an extra that a CPU does not need
+
+        return greedy.index_copy(0, where, draw(drawn, seeds, positions))
     return greedy.index_copy(0, where, (drawn + gumbel_noise(seeds, positions, vocab)).argmax(-1))
 
 

@@ -1,9 +1,14 @@
-"""Attention on the GPU. `paged` needs Triton and `varlen` torch >= 2.12; both are imported only when they are used, so
-that the engine runs on a CPU where there is no Triton."""
+"""What runs on a GPU. `paged` (attention) and `draw` (sampling) need Triton, `varlen` (attention) torch >= 2.12; each
+is imported only when it is used, so that the engine runs on a CPU where there is no Triton."""
 
 from importlib.util import find_spec
 
 import torch
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton kernels run on tensors of this device."""
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
