@@ -186,7 +186,10 @@ def blind_to_newest_key(monkeypatch):
     real = attention.F.scaled_dot_product_attention
 
     def sdpa(q, k, v, attn_mask=None, **options):
-        if attn_mask is not None:
+        if attn_mask is not None and attn_mask.is_floating_point():  # several decodes, each with its own newest key
+            newest = (attn_mask == 0).sum(-1, keepdim=True) - 1
+            attn_mask = attn_mask.scatter(-1, newest, -torch.inf)
+        elif attn_mask is not None:
             attn_mask = attn_mask.clone()
             attn_mask[..., -1] &= attn_mask[..., 0].logical_not()
         elif q.shape[-2] != k.shape[-2]:

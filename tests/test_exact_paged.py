@@ -10,7 +10,7 @@ from helpers import Alone, Job, iteration_engine, serve
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from tinyengine import SLO_CLASSES, STAGES, SamplingParams, batch, load_model, sampler
+from tinyengine import SLO_CLASSES, STAGES, SamplingParams, attention, batch, load_model, sampler
 from tinyengine.memory import Blocks
 from tinyengine.metrics import measure
 from tinyengine.oracle import Oracle
@@ -222,25 +222,25 @@ def test_a_seeded_request_says_the_same_in_any_company(embedded, stage):
 # ---- The comparison can fail: each of these faults must show ---------------------------------------------------------
 
 
+def misread(monkeypatch, change):
+    """Every request is read through a table that `change` has been at, when its K/V are written already."""
+    real = attention.Group.__init__
+
+    def init(self, batch, requests, dtype):
+        for index in requests:
+            batch.tables[index] = change(list(batch.tables[index]))
+        real(self, batch, requests, dtype)
+
+    monkeypatch.setattr(attention.Group, "__init__", init)
+
+
 def blocks_in_reverse(monkeypatch):
-    real = batch.Batch.slots
-
-    def slots(self, index):
-        self.tables[index] = self.tables[index][::-1]
-        return real(self, index)
-
-    monkeypatch.setattr(batch.Batch, "slots", slots)
+    misread(monkeypatch, lambda table: table[::-1])
 
 
 def table_off_by_one(monkeypatch):
     """Positions are looked for one block further on than they were written."""
-    real = batch.Batch.slots
-
-    def slots(self, index):
-        self.tables[index] = [*self.tables[index][1:], self.tables[index][0]]
-        return real(self, index)
-
-    monkeypatch.setattr(batch.Batch, "slots", slots)
+    misread(monkeypatch, lambda table: [*table[1:], table[0]])
 
 
 def hash_of_the_block_alone(monkeypatch):
