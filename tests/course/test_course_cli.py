@@ -39,7 +39,9 @@ def test_start_never_overwrites(cli, course):
         "work/02_orca.ipynb is there already and was left as it is: `tinyengine start 02_orca "
         "--fresh` writes a fresh copy beside it.\n"
     )
-    assert "work/02_orca-2.ipynb" in cli("start", "2", "--fresh")[1]
+    said = cli("start", "2", "--fresh")[1]
+    assert said.startswith("Your copy is work/02_orca-2.ipynb")
+    assert "`tinyengine grade work/02_orca-2.ipynb`" in said  # the number alone would grade the first copy
     assert "work/02_orca-3.ipynb" in cli("start", "2", "--fresh")[1]
     assert course.copy.read_text() == "my work"
 
@@ -52,7 +54,7 @@ def test_from_a_folder_below(cli, course, monkeypatch):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        (["start", "9"], "There are no exercises 9: choose one of 2."),
+        (["start", "9"], "There are no exercises 9: the numbers are 2."),
         (["start", "two"], "There are no exercises two"),
         (["grade", "9"], "There are no exercises 9"),
         (["grade", "2"], "You have no copy of exercises 2 yet: run `tinyengine start 2` first."),

@@ -35,7 +35,7 @@ def machine(device: str) -> dict:
     }
 
 
-def check_device(device: str):
+def check_device(device: str | None):
     """Raises ValueError for CUDA where there is none."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', but torch finds no CUDA GPU on this machine: use cpu")

@@ -64,7 +64,8 @@ def run_start(args) -> int:
     path, new = start(args.number, root, fresh=args.fresh)
     here = short(path, root)
     if new:
-        print(f"Your copy is {here}: open it in JupyterLab, then run `tinyengine grade {args.number}`.")
+        graded = here if args.fresh else args.number  # a number means the first copy
+        print(f"Your copy is {here}: open it in JupyterLab, then run `tinyengine grade {graded}`.")
     else:
         print(
             f"{here} is there already and was left as it is: `tinyengine start {args.number} --fresh` writes a fresh "

@@ -35,7 +35,7 @@ def find(number: str, root: Path) -> str:
         if number in (stem, head) or (number.isdigit() and head.isdigit() and int(number) == int(head)):
             return stem
     known = ", ".join(stem.split("_")[0].lstrip("0") or "0" for stem in stems) or "none yet"
-    raise CourseError(f"There are no exercises {number}: choose one of {known}.")
+    raise CourseError(f"There are no exercises {number}: the numbers are {known}.")
 
 
 def locate(number: str, root: Path) -> tuple[Path, list[str]]:

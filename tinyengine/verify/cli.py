@@ -23,8 +23,10 @@ def _verify(args) -> int:
     import torch  # imported here: `tinyengine --help` needs no torch
 
     from tinyengine import load_model
+    from tinyengine.bench.record import check_device
     from tinyengine.verify import ledger
 
+    check_device(args.device)
     if args.threads is not None:
         if args.threads < 1:
             raise ValueError(f"--threads is {args.threads}, but torch needs at least 1")
