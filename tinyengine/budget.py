@@ -90,8 +90,9 @@ class AdaptiveBudget:
 
     Each iteration gives a ratio, measured / expected by the line. Slower is their median over the last `WINDOW` plus
     `DEVIATIONS` of their standard deviations, taken from the median distance to the median: so usual noise keeps the
-    promise, and a stalled iteration, or a dozen, moves nothing. Ratios come from iterations of at least half the budget
-    (a decode tells little about a chunk, if the line is not quite straight) and from those that broke the promise.
+    promise, and an iteration or two that stall move nothing. Ratios come from iterations of at least half the budget (a
+    decode tells little about a chunk, if the line is not quite straight) and from those that broke the promise. So a
+    machine that stalls only in small iterations ends at the minimum, until large ones outvote them.
 
     Arguments and errors as for choose_budget.
     """

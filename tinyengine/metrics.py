@@ -28,8 +28,9 @@ class Metrics:
     """A run in numbers.
 
     ttft: arrival to first token. tbt: the gaps between two tokens of a request, all requests' gaps in one list, so that
-        one long stall shows in p99 (a mean per request would hide it). tpot: mean gap of each request. e2e: arrival to
-        last token, of the requests that finished.
+        one long stall shows in p99 (a mean per request would hide it); tokens that one step gave together are 0 apart.
+        tpot: mean gap of each request. e2e: arrival to last token, of the requests that finished. All of them are over
+        requests that got that far: in an overload, those still waiting are not in it.
     tokens_per_s: output tokens by the time from the first arrival to the last token.
     slot_occupancy: busy batch slots / batch slots, over all iterations. idle_slot_steps: the others, counted.
     padded_rows, padding_share: rows computed for nothing, and their share of all rows.

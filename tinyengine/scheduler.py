@@ -122,10 +122,12 @@ class Scheduler:
         if request.finished:
             return
         request.finish_reason = reason
-        self._unfinished.pop(request.request_id, None)
+        if self._unfinished.get(request.request_id) is request:
+            del self._unfinished[request.request_id]
         for place in (self.running, self.waiting):
             if request in place:
                 place.remove(request)
+                break  # the queue may be long
         self.memory.release(request)
 
     def retire(self, request: Request):
@@ -233,10 +235,12 @@ class Paged(Scheduler):
             )
         self.num_speculative_tokens = num_speculative_tokens
         self.urgency = POLICIES["fcfs"]
+        self._spare = 0
 
     def schedule(self) -> Plan:
         plan: Plan = []
         queued = len(self.waiting)
+        self._count_spare()
         while len(plan) < len(self.running):
             request = self.running[len(plan)]
             if n_tokens := self._grow(request):
@@ -256,21 +260,23 @@ class Paged(Scheduler):
         """How many tokens the request computes, up to `most`: it has the memory for them now; 0 where there is none."""
         if self.num_speculative_tokens:
             request.draft = self._guess(request, most)
-            if request.draft and not self._has_room_for_guesses(request):
+            sure = self.memory.missing(request, len(request.tokens))
+            extra = self.memory.missing(request, len(request.tokens) + len(request.draft)) - sure
+            if extra > self._spare:
                 request.draft = []
+            elif extra:
+                self._spare -= extra
         n_tokens = len(request.tokens) + len(request.draft) - request.computed
         if most is not None and n_tokens > most:
             n_tokens = most
         return n_tokens if self.memory.grow(request, request.computed + n_tokens) else 0
 
-    def _has_room_for_guesses(self, request: Request) -> bool:
-        """Whether the blocks for its guesses are free beside those that the others of the batch need for what is sure:
-        nobody is driven out for a guess."""
-        missing = self.memory.missing(request, len(request.tokens) + len(request.draft))
-        if not missing:
-            return True
-        others = (other for other in self.running if other is not request)
-        return missing <= len(self.memory.free) - sum(self.memory.missing(o, len(o.tokens)) for o in others)
+    def _count_spare(self):
+        """Blocks that no running request needs for what is sure: guesses may have these, so nobody is driven out for
+        one. Growing by what is sure changes nothing about it."""
+        if self.num_speculative_tokens:
+            sure = sum(self.memory.missing(request, len(request.tokens)) for request in self.running)
+            self._spare = len(self.memory.free) - sure
 
     def _guess(self, request: Request, most: int | None) -> list[int]:
         """A draft for a request that decodes: never past its end, nor past `most` tokens with the one that is sure."""
@@ -288,6 +294,7 @@ class Paged(Scheduler):
         if cached is None:
             return False
         request.computed = cached
+        self._spare -= self.memory.missing(request, len(request.tokens))
         self.waiting.popleft()
         insort(self.running, request, key=self.urgency)
         return True
@@ -322,7 +329,8 @@ class Chunked(Paged):
 
     policy: "fcfs", or "priority" (priority, then the deadline of the first token, then arrival). The order decides
         three things: who is admitted first, who gets tokens of the budget first, and, from its end, who gives its
-        memory back when there is none.
+        memory back when there is none. A request without a promise has no deadline: it waits for as long as others of
+        its priority come that have one.
     budget: makes the budget from measured times; max_num_batched_tokens is then its upper limit.
     chunking: False runs a prompt whole, past the budget if need be (Sarathi's ablation calls it "hybrid only").
     mixing: False lets iterations of prompts and of decodes take turns ("chunked only").
@@ -367,6 +375,7 @@ class Chunked(Paged):
 
     def schedule(self) -> Plan:
         queued = len(self.waiting)
+        self._count_spare()
         if self.mixing:
             plan, budget = self._running_pass(self.token_budget)
             return plan + self._waiting_pass(budget, queued)

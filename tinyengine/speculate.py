@@ -5,6 +5,7 @@ Source: Leviathan et al., "Fast inference from transformers via speculative deco
 prompt look-up decoding (Saxena, 2023), vLLM's "ngram", for the guess.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from tinyengine.request import Request
@@ -15,11 +16,16 @@ def look_up(tokens: Sequence[int], most: int, longest: int = 3) -> list[int]:
 
     The longest match of `longest` .. 1 tokens wins, and of equally long ones the latest.
     """
+    text = array("i", tokens)
+    size, text = text.itemsize, text.tobytes()  # bytes are searched in C: this runs for every decode of every step
     for n in range(min(longest, len(tokens) - 1), 0, -1):
-        tail = tokens[-n:]
-        for start in range(len(tokens) - n - 1, -1, -1):
-            if tokens[start : start + n] == tail:
-                return list(tokens[start + n : start + n + most])
+        tail = text[-n * size :]
+        place = text.rfind(tail, 0, len(text) - size)  # an earlier place: it ends before the last token
+        while place % size and place >= 0:  # a match that begins inside of a token is none
+            place = text.rfind(tail, 0, place + len(tail) - 1)
+        if place >= 0:
+            follows = place // size + n
+            return list(tokens[follows : follows + most])
     return []
 
 
