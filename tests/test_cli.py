@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tinyengine import STAGES, demo
 from tinyengine.cli import main
@@ -12,6 +13,10 @@ from tinyengine.cli import main
 REFUSED = [
     (["demo", "--workload", "nope"], "workload is 'nope', but the workloads are course, equal_size"),
     (["demo", "--stages", "static,nope"], f"stage is 'nope', but the stages are {', '.join(STAGES)}"),
+    (["demo", "--stages", ""], "stage is ''"),
+    (["demo", "--html", "no/such/page.html"], "--html is no/such/page.html, but there is no folder no/such"),
+    (["demo", "--json", "/"], "--json is /, but that is a folder"),
+    (["verify", "--json", "no/such/ledger.json"], "there is no folder no/such: make it first"),
     (["demo", "--model", "/no/such/folder"], "model folder '/no/such/folder' does not exist"),
     (["generate", "hi", "--model", "nowhere"], "model folder 'nowhere' does not exist"),
     (["generate", "hi", "--max-tokens", "0"], "max_tokens is 0, but must be a whole number of at least 1"),
@@ -130,6 +135,19 @@ def test_a_path_that_cannot_be_written_is_no_traceback(monkeypatch, board, capsy
     assert main(["demo", "--json", str(tmp_path)]) == 2
     err = capsys.readouterr().err
     assert err.count("tinyengine: ") == 2 and "Traceback" not in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")
+def test_cuda_is_refused_where_there_is_none(capsys):
+    assert main(["verify", "--device", "cuda"]) == 2
+    assert "torch finds no CUDA GPU on this machine" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_ends_it_quietly():
+    command = [sys.executable, "-m", "tinyengine", "generate", "Count from 1 to 24."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141
 
 
 def test_the_package_runs_as_a_module_and_help_needs_no_torch():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,11 +11,18 @@ from tinyengine.workload import WORKLOADS
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 fine, 1 the answer is no, 2 it was asked wrongly."""
+    """Runs one command and returns its exit code: 0 fine, 1 the answer is no, 2 it was asked wrongly, 141 nobody reads
+    on (`| head`): 128 + SIGPIPE, which is what a shell makes of it."""
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
-        return args.func(args) or 0
+        check_outputs(args)
+        code = args.func(args) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit would raise again
+        return 141
     except (ValueError, OSError) as error:
         print(f"tinyengine: {error}", file=sys.stderr)
         return 2
@@ -35,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--model", default="tiny", help='"tiny", a folder, or a hub name')
     demo.add_argument("--json", type=Path, metavar="PATH", help="write the scoreboard there")
     demo.add_argument("--html", type=Path, metavar="PATH", help="write the timeline there, as one page")
-    demo.set_defaults(func=_demo)
+    demo.set_defaults(func=_demo, outputs=("json", "html"))
 
     generate = commands.add_parser("generate", help="answer one prompt, token by token")
     generate.add_argument("prompt")
@@ -51,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
     bench.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     bench.add_argument("--json", type=Path, metavar="PATH", help="write results, machine, versions and commit there")
-    bench.set_defaults(func=_bench)
+    bench.set_defaults(func=_bench, outputs=("json",))
 
     verify.register(commands)
     simulate.register(commands)
@@ -59,10 +67,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check_outputs(args: argparse.Namespace):
+    """Raises ValueError for a file that could not be written after the run, so that no run is lost. The command names
+    such options as `outputs`."""
+    for option in getattr(args, "outputs", ()):
+        path = getattr(args, option)
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"--{option} is {path}, but that is a folder: give the path of a file in it")
+        if not path.parent.is_dir():
+            raise ValueError(f"--{option} is {path}, but there is no folder {path.parent}: make it first")
+
+
 def _demo(args) -> int:
     from tinyengine import demo
 
-    board = demo.run(args.workload, args.stages.split(",") if args.stages else None, args.seed, args.model)
+    stages = None if args.stages is None else args.stages.split(",")
+    board = demo.run(args.workload, stages, args.seed, args.model)
     demo.show(board)
     if args.json:
         args.json.write_text(json.dumps(board.to_json(), indent=2) + "\n", encoding="utf-8")

@@ -177,7 +177,9 @@ def read_csv(path: str | Path) -> Iterator[Job]:
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
-        missing = [column for column in TRACE_COLUMNS if column not in (rows.fieldnames or ())]
+        if rows.fieldnames is None:
+            raise ValueError(f"{path} is empty: it needs the columns {', '.join(TRACE_COLUMNS)}")
+        missing = [column for column in TRACE_COLUMNS if column not in rows.fieldnames]
         if missing:
             raise ValueError(f"{path} lacks the columns {', '.join(missing)}: it needs {', '.join(TRACE_COLUMNS)}")
         start = newest = None

@@ -49,6 +49,8 @@ def guarded(handler):
         except CourseError as error:
             print(error, file=sys.stderr)
             return 2
+        except BrokenPipeError:
+            raise  # `| head`: the caller ends quietly
         except OSError as error:  # a full disk, a folder without permission
             print(f"{error.filename or 'A file'} cannot be used ({error.strerror}): check the path.", file=sys.stderr)
             return 2

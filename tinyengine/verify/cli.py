@@ -16,7 +16,7 @@ def register(commands: argparse._SubParsersAction):
     verify.add_argument("--threads", type=int, help="of torch on a CPU; default: as many as it takes")
     verify.add_argument("--faults", action="store_true", help="plant eight faults, and say which check catches which")
     verify.add_argument("--json", type=Path, metavar="PATH", help="write the ledger there")
-    verify.set_defaults(func=_verify)
+    verify.set_defaults(func=_verify, outputs=("json",))
 
 
 def _verify(args) -> int:
