@@ -21,7 +21,7 @@ __all__ = ["LivePlayer", "Player", "compare", "live", "show"]
 
 def show(trace: Trace, **options) -> Player:
     """One engine. options: views, iteration, expected."""
-    return Player({trace.stage or "engine": trace}, **options)
+    return Player({getattr(trace, "stage", "") or "engine": trace}, **options)
 
 
 def compare(*, views=("slots",), iteration=None, expected=None, **traces: Trace) -> Player:

@@ -69,6 +69,21 @@ def build(traces: dict[str, Trace], expected: Expected | None = None) -> dict:
     }
 
 
+def check(traces: dict[str, Trace], expected: Expected | None):
+    """Raises ValueError where `expected` is neither a trace nor token ids by request id, or names a request of no
+    trace."""
+    if expected is None or isinstance(expected, Trace):
+        return
+    if not isinstance(expected, Mapping):
+        raise ValueError(f"expected is {expected!r}, but a Trace or {{request id: token ids}} is needed")
+    for request_id, tokens in expected.items():
+        if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+            raise ValueError(f"expected[{request_id!r}] is {tokens!r}, but a list of token ids is needed")
+        if not any(request_id in trace.requests for trace in traces.values()):
+            known = ", ".join(dict.fromkeys(repr(key) for trace in traces.values() for key in trace.requests))
+            raise ValueError(f"expected names the request {request_id!r}, but the traces have {known[:200] or 'none'}")
+
+
 def _ids(trace: Trace) -> list[str]:
     return [*trace.requests, *(event.request_id for event in trace.events)]
 

@@ -28,11 +28,12 @@ class LivePlayer(Player):
     """
 
     def __init__(self, engine: Steps, interval: float = 0.25, pace: float = 0.0, **options):
+        self._expected = options.pop("expected", None)  # of requests, too, that are added later
         super().__init__({engine.trace.stage or "engine": engine.trace}, **options)
         self.engine = engine
+        self._refresh()
         self.error: Exception | None = None
         self._interval, self._pace = interval, pace
-        self._expected = options.get("expected")
         self._go, self._stopped, self._step = threading.Event(), threading.Event(), threading.Lock()
         self._go.set()
         self._thread = threading.Thread(target=self._run, name="live engine", daemon=True)

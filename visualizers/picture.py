@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from visualizers.figures import figures as figures_of
 from visualizers.twins import batch, flat, memory, requests, slots, text
-from visualizers.twins.common import ACCENT, DIM, DPI, INK, LEFT, SHARE, WIDTH, iteration_ticks
+from visualizers.twins.common import ACCENT, DIM, DPI, INK, LEFT, SHARE, WIDTH, iteration_ticks, playhead
 
 TWINS = {"slots": slots, "batch": batch, "requests": requests, "memory": memory, "text": text, "flat": flat}
 TITLE, BETWEEN, AXIS, FOOT = 0.36, 0.1, 0.34, 0.1  # inches: above each engine, between views, below, at the bottom
@@ -121,12 +121,6 @@ def _label_iterations(axes, place: Place):
     if _timed(place):
         axes.set_xlabel("iteration", fontsize=8, color=DIM)
         axes.tick_params(labelbottom=True)
-
-
-def playhead(data: dict, engine: dict) -> int:
-    """The iteration that is drawn where a view shows one; -1 where there is none."""
-    last = len(engine["time"]) - 1
-    return last if data["iteration"] is None else min(data["iteration"], last)
 
 
 def _draw_legend(figure, entries: list[tuple], bottom: float):

@@ -4,6 +4,8 @@ import base64
 import gzip
 from collections.abc import Sequence
 from html import escape
+from math import inf
+from numbers import Integral, Real
 from pathlib import Path
 
 from tinyengine.trace import Trace
@@ -45,8 +47,8 @@ class Player:
 
     views: what is shown at first, of VIEWS; each has a button. iteration: where the playhead is at first (None: at the
     end). expected: what each request's tokens should be, to mark the first wrong one.
-    Raises ValueError for another number of traces, an unknown view or an iteration that is not there, TypeError for
-    what is no Trace.
+    Raises ValueError for another number of traces, an unknown view, an iteration that is not there or an expected
+    request that no trace has, TypeError for what is no Trace.
     """
 
     def __init__(
@@ -60,15 +62,18 @@ class Player:
             raise ValueError(f"a picture shows 1 to {MOST_ENGINES} traces, but {len(traces)} were given")
         for name, trace in traces.items():
             if not isinstance(trace, Trace):
-                raise TypeError(f"{name} is a {type(trace).__name__}, but a Trace is needed (engine.trace)")
+                raise TypeError(f"{name} is of type {type(trace).__name__}, but a Trace is needed (engine.trace)")
         views = [views] if isinstance(views, str) else list(views)
         unknown = [view for view in views if view not in VIEWS]
         if unknown or not views:
             raise ValueError(f"views is {views!r}, but the views are {', '.join(VIEWS)}")
         longest = max(len(trace.iterations) for trace in traces.values())
+        frames.check(traces, expected)
+        if iteration is not None and not isinstance(iteration, Integral):
+            raise ValueError(f"iteration is {iteration!r}, but the number of an iteration, an int, is needed")
         if iteration is not None and not 0 <= iteration < longest:
             raise ValueError(f"iteration is {iteration!r}, but the traces have iterations 0 to {longest - 1}")
-        self._start = {"views": views, "iteration": iteration}
+        self._start = {"views": views, "iteration": iteration if iteration is None else int(iteration)}
         self.load(traces, expected)
 
     def load(self, traces: dict[str, Trace], expected: frames.Expected | None = None):
@@ -104,8 +109,8 @@ class Player:
         """Write the picture as a film: a frame per iteration, or `most_frames` of them, spread evenly."""
         from visualizers.film import write_gif
 
-        if fps <= 0 or most_frames < 1:
-            raise ValueError(f"fps is {fps!r} and most_frames {most_frames!r}, but both must be above 0")
+        if not (isinstance(fps, Real) and isinstance(most_frames, Integral) and 0 < fps < inf and most_frames > 0):
+            raise ValueError(f"fps is {fps!r} and most_frames {most_frames!r}, but both must be numbers above 0")
         return write_gif(path, self.data, fps, most_frames)
 
     @property

@@ -128,7 +128,9 @@ def test_a_request_aborted_before_it_arrived():
 def test_a_wrong_number_or_kind_of_traces_is_refused_with_a_sentence():
     with pytest.raises(ValueError, match="1 to 6 traces, but 0 were given"):
         compare()
-    with pytest.raises(TypeError, match="a is a str, but a Trace is needed"):
+    with pytest.raises(TypeError, match="engine is of type object, but a Trace is needed"):
+        show(object())
+    with pytest.raises(TypeError, match="a is of type str, but a Trace is needed"):
         compare(a="trace.json")
 
 

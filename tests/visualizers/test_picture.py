@@ -14,7 +14,9 @@ from tinyengine.memory import Slots
 from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import Trace
 from visualizers import compare, picture, show
+from visualizers.figures import lives
 from visualizers.player import VIEWS
+from visualizers.twins import text
 from visualizers.twins.common import pale as mixed
 
 
@@ -78,6 +80,50 @@ def test_a_wrong_view_or_iteration_is_refused_with_a_sentence():
         show(CHUNKS, iteration=6)
 
 
+    with pytest.raises(ValueError, match="iteration is '3', but the number of an iteration"):
+        show(CHUNKS, iteration="3")
+
+
+@pytest.mark.parametrize(
+    ("expected", "sentence"),
+    [
+        (3, "expected is 3, but a Trace or {request id: token ids} is needed"),
+        ({"r0": 3}, r"expected\['r0'\] is 3, but a list of token ids is needed"),
+        ({"nope": [1]}, "expected names the request 'nope', but the traces have 'r0', 'r1', 'r2'"),
+    ],
+)
+def test_expected_tokens_of_no_request_are_refused_with_a_sentence(expected, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        show(CHUNKS, expected=expected)
+
+
+def text_parts(expected: dict, iteration: int | None = None) -> list[tuple]:
+    data = show(CHUNKS, views="text", expected=expected, iteration=iteration).data
+    engine = data["engines"][0]
+    return [text._parts(engine, data, life, 5 if iteration is None else iteration) for life in lives(engine)]
+
+
+def test_the_text_is_red_from_the_first_wrong_token_or_the_missing_one():
+    words = "from the first token that is not the expected one"
+    assert text_parts({"r0": [1]})[0] == ("", " Paris</script>.")
+    assert text_parts({"r0": [70, 1]})[0] == (" Paris", "</script>.")
+    assert text_parts({"r0": [70, 72, 74, 75]})[0] == (" Paris</script>.", " (more tokens expected)")
+    assert text_parts({"r0": [70, 72, 74, 75]}, 2)[0] == (" Paris</script>", "")
+    assert text_parts({"r0": [70, 72, 74]})[0] == (" Paris</script>.", "")
+    for iteration, listed in ((0, False), (1, True)):
+        data = show(CHUNKS, views="text", expected={"r0": [1]}, iteration=iteration).data
+        assert any(words == name for name, _ in text.legend(data)) == listed
+
+
+def test_a_wrong_first_token_stands_beside_its_name():
+    """Red in the first row's middle, and none as high as the title."""
+    image = pixels(show(CHUNKS, views="text", expected={"r0": [1]}).to_png())[..., :3]
+    red = (image[..., 0] - image[..., 1:].max(axis=-1) > 0.4) & (np.arange(image.shape[1]) > 200)
+    above, rows = picture.TITLE * 150, text.LINE * 150
+    lines = np.flatnonzero(red[: int(above + 3 * rows)].any(axis=1))
+    assert above < lines[0] and lines[-1] < above + rows and abs(lines.mean() - above - rows / 2) < rows / 6
+
+
 def test_drawing_leaves_pyplot_alone():
     before = "matplotlib.pyplot" in sys.modules
     show(CHUNKS).to_png()
@@ -102,8 +148,9 @@ def test_a_long_gif_has_no_more_frames_than_asked(tmp_path):
     path = show(run(Orca, requests())).to_gif(tmp_path / "film.gif", most_frames=5)
     with Image.open(path) as film:
         assert film.n_frames == 5
-    with pytest.raises(ValueError, match="fps is 0"):
-        show(CHUNKS).to_gif(tmp_path / "film.gif", fps=0)
+    for fps in (0, "x", float("nan")):
+        with pytest.raises(ValueError, match=f"fps is {fps!r} and most_frames 120, but both must be numbers above 0"):
+            show(CHUNKS).to_gif(tmp_path / "film.gif", fps=fps)
 
 
 def test_a_gif_of_nothing(tmp_path):

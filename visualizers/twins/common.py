@@ -8,6 +8,12 @@ PALE, MID, WASH, EDGED = 0.66, 0.4, 0.9, 0.3  # how far a hue is mixed with whit
 CHARACTER = 0.062  # inches that a character of a label takes, at most
 
 
+def playhead(data: dict, engine: dict) -> int:
+    """The iteration that is drawn where a view shows one; -1 where there is none."""
+    last = len(engine["time"]) - 1
+    return last if data["iteration"] is None else min(data["iteration"], last)
+
+
 def hue_of(data: dict, request: int) -> str:
     return data["palette"][request % len(data["palette"])]
 

@@ -1,7 +1,7 @@
 """The outputs as they stand at the playhead; the first token that is not the expected one begins the part in red."""
 
-from visualizers.figures import lives
-from visualizers.twins.common import ACCENT, DIM, INK, hue_of
+from visualizers.figures import Life, lives
+from visualizers.twins.common import ACCENT, DIM, INK, hue_of, playhead
 
 TIMED = False
 MOST, LINE = 12, 0.19  # requests, inches
@@ -13,7 +13,7 @@ def height(engine: dict) -> float:
 
 
 def draw(axes, engine: dict, data: dict, here: int, longest: int):
-    arrived = [life for life in lives(engine) if life.arrive <= max(here, 0)]
+    arrived = _arrived(engine, here)
     axes.set(xlim=(0, 1), ylim=(height(engine) / LINE, 0))
     axes.set_xticks([])
     axes.set_yticks([])
@@ -21,21 +21,39 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
         name = data["requests"][life.request][1]
         axes.plot([0.002, 0.002], [row + 0.15, row + 0.85], color=hue_of(data, life.request), linewidth=3)
         axes.text(0.008, row + 0.5, name[:10], va="center", fontsize=7.5, color=INK, parse_math=False)
-        count = sum(number <= here for number in life.came)
-        wrong = engine["diverged"].get(life.request, [count])[0]
-        pieces = [_plain(data["texts"][n]) for n in engine["pieces"].get(life.request, [])[:count]]
-        right, rest = "".join(pieces[:wrong]), "".join(pieces[wrong:])
-        right = right if len(right + rest) <= ROOM else "…" + right[len(right + rest) - ROOM :]
-        said = axes.annotate(right, (0.1, row + 0.5), va="center", fontsize=7.5, color=INK, parse_math=False)
+        count, (right, rest) = _count(life, here), _parts(engine, data, life, here)
+        style = {"fontsize": 7.5, "parse_math": False}
+        said = axes.annotate(right, (0.1, row + 0.5), va="center", color=INK, **style) if right else None
         if rest:
-            axes.annotate(
-                rest, (1, 0), xycoords=said, va="bottom", fontsize=7.5, color=ACCENT, parse_math=False, weight="bold"
-            )
+            place, of, va = ((1, 0), said, "bottom") if said else ((0.1, row + 0.5), "data", "center")
+            axes.annotate(rest, place, xycoords=of, va=va, color=ACCENT, weight="bold", **style)
         ended = life.kind == "finish" and life.end <= here
         state = f"{count} token{'s' * (count != 1)}" + (", finished" if ended else "")
         axes.text(1, row + 0.5, state, va="center", ha="right", fontsize=7, color=DIM)
     if len(arrived) > MOST:
         axes.text(0.008, MOST + 0.5, f"and {len(arrived) - MOST} more", va="center", fontsize=7, color=DIM)
+
+
+def _arrived(engine: dict, here: int) -> list[Life]:
+    return [life for life in lives(engine) if life.arrive <= max(here, 0)]
+
+
+def _count(life: Life, here: int) -> int:
+    """Its tokens so far."""
+    return sum(number <= here for number in life.came)
+
+
+def _parts(engine: dict, data: dict, life: Life, here: int) -> tuple[str, str]:
+    """Its text up to the first wrong token, and from there on; an end that came too early is wrong as well."""
+    count = _count(life, here)
+    wrong = engine["diverged"].get(life.request, [None])[0]
+    pieces = [_plain(data["texts"][n]) for n in engine["pieces"].get(life.request, [])[:count]]
+    right, rest = "".join(pieces[:wrong]), "" if wrong is None else "".join(pieces[wrong:])
+    if wrong == count == len(life.came):
+        rest = " (more tokens expected)"
+    rest = rest if len(rest) <= ROOM else rest[: ROOM - 1] + "…"
+    room = ROOM - len(rest)
+    return right if len(right) <= room else "…" + right[len(right) - room :], rest
 
 
 def _plain(text: str) -> str:
@@ -44,4 +62,13 @@ def _plain(text: str) -> str:
 
 
 def legend(data: dict) -> list[tuple]:
-    return []
+    from matplotlib.lines import Line2D
+
+    shown = (
+        _parts(engine, data, life, here)[1]
+        for engine in data["engines"]
+        for here in [playhead(data, engine)]
+        for life in _arrived(engine, here)[:MOST]
+    )
+    red = Line2D([], [], color=ACCENT, marker="s", markersize=5, linestyle="")
+    return [("from the first token that is not the expected one", red)] if any(shown) else []
