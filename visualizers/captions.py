@@ -44,7 +44,7 @@ def _sentence(trace: Trace, number: int, iteration: Iteration, entered: dict, ev
         *(f"{_list(map(label, ids))} stalled ({times:g} times the usual gap)" for _, _, times, ids in late),
         _list(_ending(event, held.get(event.request_id), trace) for event in events[number, "finish"]),
         _list(f"{label(event.request_id)} aborted" for event in events[number, "abort"]),
-        f"{iteration.padding} padding {_plural('row', iteration.padding)}" if iteration.padding else "",
+        f"{iteration.padding} padding {plural('row', iteration.padding)}" if iteration.padding else "",
         f"{len(iteration.waiting)} waiting" if iteration.waiting else "",
     ]
     return "; ".join(part for part in parts if part)
@@ -68,7 +68,7 @@ def _ending(event: Event, held: Holding | None, trace: Trace) -> str:
     said = [event.detail] if event.detail else []
     if held is not None:
         size = held.reserved // trace.block_size
-        said.append(f"gives back {size} {_plural('slot' if trace.block_size == 1 else 'block', size)}")
+        said.append(f"gives back {size} {plural('slot' if trace.block_size == 1 else 'block', size)}")
     return f"{label(event.request_id)} finished" + (f" ({', '.join(said)})" if said else "")
 
 
@@ -81,14 +81,18 @@ def _work(trace: Trace, iteration: Iteration) -> str:
         tokens[phase] += span.n_tokens - span.draft
     parts = []
     for phase, count in spans.items():
-        size = "" if phase == "decode" else f" ({tokens[phase]} {_plural('token', tokens[phase])})"
-        parts.append(f"{count} {_plural(phase, count)}{size}")
+        size = "" if phase == "decode" else f" ({tokens[phase]} {plural('token', tokens[phase])})"
+        parts.append(f"{count} {plural(phase, count)}{size}")
     guesses = sum(span.draft for span in iteration.spans)
     if guesses:
         right = guesses - sum(span.rejected for span in iteration.spans)
-        parts.append(f"{guesses} {_plural('guess', guesses)}, {right} right")
+        parts.append(f"{guesses} {plural('guess', guesses)}, {right} right")
     return ", ".join(parts) or "nothing ran"
 
 
-def _plural(word: str, count: int) -> str:
+def counted(count: int, word: str) -> str:
+    return f"{count} {plural(word, count)}"
+
+
+def plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}es" if word.endswith("s") else f"{word}s"

@@ -24,7 +24,7 @@ What is sent, and nothing else is drawn:
         "num_slots", "block_size", "contiguous",         the arena
         "memory": [[request, first, end, parts, used], ...],  see memory_map.py
         "captions": [sentence per iteration],
-        "tops": [rows, seconds]}]}                       where the axes of the batch end (see figures.axis_top)
+        "tops": [rows, seconds]}]}                       where the axes of the batch end, in all engines (see _tops)
 
 `request` is an index into `requests`, `phase` one into `phases`. A run is `length` iterations in which one request
 went on in the same way: `n_tokens` tokens each, the first at position `start`, of which the last `draft` were guesses
@@ -60,6 +60,9 @@ def build(traces: dict[str, Trace], expected: Expected | None = None) -> dict:
     index = {request_id: number for number, request_id in enumerate(ids)}
     texts: dict[str, int] = {}
     engines = [_engine(name, trace, index, texts, expected) for name, trace in traces.items()]
+    tops = _tops(engines)
+    for engine in engines:
+        engine["tops"] = tops
     return {
         "palette": list(PALETTE),
         "phases": list(PHASES),
@@ -98,7 +101,7 @@ def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int
     gaps = _gaps(trace)
     stalls = _stalls(trace, gaps)
     pieces = {index[key]: [texts.setdefault(piece, len(texts)) for piece in own] for key, own in trace.pieces.items()}
-    engine = {
+    return {
         "name": name,
         "slots": max(trace.max_num_seqs, rows.count),
         "time": [iteration.time for iteration in trace.iterations],
@@ -121,8 +124,15 @@ def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int
         "memory": holdings(trace, index),
         "captions": captions(trace, rows.entered, stalls),
     }
-    engine["tops"] = [axis_top(list(map(sum, composition(engine)))), axis_top(engine["duration"])]
-    return engine
+
+
+def _tops(engines: list[dict]) -> list[float]:
+    """Where the axes of the batch end: one scale for all engines, so that their bars can be compared. A budget far
+    above all rows is not on it."""
+    tallest = max(axis_top(list(map(sum, composition(engine)))) for engine in engines)
+    budgets = [max((budget for budget in engine["budget"] if budget is not None), default=0) for engine in engines]
+    rows = max(tallest, *(budget for budget in budgets if budget <= 2 * tallest), 0)
+    return [rows, max(axis_top(engine["duration"]) for engine in engines)]
 
 
 def _record(record: RequestRecord) -> list:

@@ -4,6 +4,7 @@ import io
 import warnings
 from dataclasses import dataclass
 
+from visualizers.captions import counted
 from visualizers.figures import figures as figures_of
 from visualizers.twins import batch, flat, memory, requests, slots, text
 from visualizers.twins.common import ACCENT, DIM, DPI, INK, LEFT, SHARE, WIDTH, iteration_ticks, playhead
@@ -77,9 +78,10 @@ def title(engine: dict) -> str:
     figures = figures_of(engine)
     if not figures["iterations"]:
         return f"{engine['name']}: no iteration ran"
+    iterations = counted(figures["iterations"], "iteration")
     return (
-        f"{engine['name']}: {figures['iterations']} iterations, {100 * figures['occupancy']:.0f} % slot use, "
-        f"{figures['idle_slot_steps']} idle slot-steps, {figures['padding']} padding rows"
+        f"{engine['name']}: {iterations}, {100 * figures['occupancy']:.0f} % slot use, "
+        f"{counted(figures['idle_slot_steps'], 'idle slot-step')}, {counted(figures['padding'], 'padding row')}"
     )
 
 

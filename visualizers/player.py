@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tinyengine.trace import Trace
 from visualizers import frames
+from visualizers.captions import counted
 
 VIEWS = ("slots", "batch", "requests", "memory", "text", "flat")
 MOST_ENGINES = 6  # one for each stage of the course
@@ -132,7 +133,7 @@ class Player:
         }
 
     def __repr__(self) -> str:
-        counts = (f"{engine['name']}: {len(engine['time'])} iterations" for engine in self.data["engines"])
+        counts = (f"{engine['name']}: {counted(len(engine['time']), 'iteration')}" for engine in self.data["engines"])
         return f"Player({', '.join(counts)})"
 
     @property

@@ -147,6 +147,23 @@ def test_axes_are_cut_only_where_a_few_values_dwarf_all_others():
     assert axis_top([5] * 40 + [100] * 5) == 100  # not so few
 
 
+def test_engines_side_by_side_have_one_scale():
+    def one(size: int, budget: int | None) -> Trace:
+        return Trace(
+            "", 1, requests={"a": RequestRecord("a", size, 1, 0.0)},
+            iterations=[Iteration(0.0, size, (Span("a", 0, size, (5,)),), budget=budget)],
+        )  # fmt: skip
+
+    def tops(*engines: tuple[int, int | None]) -> list:
+        data = frames.build({str(n): one(*engine) for n, engine in enumerate(engines)})
+        assert all(engine["tops"] == data["engines"][0]["tops"] for engine in data["engines"])
+        return data["engines"][0]["tops"]
+
+    assert tops((3, None), (8, None)) == [8, 8]
+    assert tops((3, 12), (8, None)) == [12, 8]
+    assert tops((3, 17), (8, 9)) == [9, 8]  # 17 is far above all rows
+
+
 # At random
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 from PIL import Image
-from trace_samples import CHUNKS, busy, requests, run
+from trace_samples import CHUNKS, busy, requests, run, sized
 
 from tinyengine.memory import Slots
 from tinyengine.scheduler import Orca, Static
@@ -35,6 +35,13 @@ def test_the_title_carries_the_figures():
     static, orca = compare(static=run(Static, requests()), orca=run(Orca, requests())).data["engines"]
     assert picture.title(static) == "static: 56 iterations, 79 % slot use, 48 idle slot-steps, 68 padding rows"
     assert picture.title(orca) == "orca: 51 iterations, 86 % slot use, 28 idle slot-steps, 152 padding rows"
+
+
+def test_one_of_a_thing_is_not_plural():
+    player = show(run(Orca, sized((1, 1)), 2))
+    title = picture.title(player.data["engines"][0])
+    assert title == "orca: 1 iteration, 50 % slot use, 1 idle slot-step, 0 padding rows"
+    assert repr(player) == "Player(orca: 1 iteration)"
 
 
 def test_the_same_trace_gives_the_same_bytes():

@@ -14,10 +14,8 @@ function compositionOf(engine, phases) {
     counts.padding.set(engine.padding);
     const total = (i) => KINDS.reduce((sum, kind) => sum + counts[kind][i], 0), all = Array.from(engine.time, (_, i) => total(i));
     const budgets = engine.budget.filter((budget) => budget !== null);
-    const [tallest, longest] = engine.tops, budget = budgets.reduce((a, b) => Math.max(a, b), 0);
-    engine.composition = {
-      counts, all, far: budget > 2 * tallest, most: budget > 2 * tallest ? tallest : Math.max(tallest, budget), longest,
-    };
+    const [most, longest] = engine.tops;
+    engine.composition = { counts, all, far: budgets.some((budget) => budget > most), most, longest };
   }
   return engine.composition;
 }
@@ -86,7 +84,7 @@ const composition = {
   gutter(g, pen) {
     const { most, longest } = compositionOf(pen.engine, pen.phases), base = pen.top + STACK;
     g.fillText(String(most), GUTTER - 6, pen.top + 5);
-    g.fillText("rows", GUTTER - 6, pen.top + STACK / 2);
+    g.fillText(most === 1 ? "row" : "rows", GUTTER - 6, pen.top + STACK / 2);
     g.fillText("0", GUTTER - 6, base - 4);
     g.fillText(brief(longest), GUTTER - 6, base + BETWEEN + DURATION / 2);
   },

@@ -119,7 +119,7 @@ class Strip {
       g.lineWidth = 2;
       g.strokeRect(left, this.top - 1, width, bottom - this.top + 1);
     }
-    const end = pen.finish(engine.count - 1), text = `done after ${engine.count} iterations`;
+    const end = pen.finish(engine.count - 1), text = `done after ${plural(engine.count, "iteration")}`;
     if (this.view.saysDone && pen.now === engine.count - 1 && this.width - end > g.measureText(text).width + 16) {
       g.fillStyle = theme.dim;
       g.textAlign = "left";

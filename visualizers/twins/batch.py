@@ -1,11 +1,15 @@
 """Batch composition: rows of each iteration by kind under the token budget, and its duration below."""
 
+from visualizers.captions import counted
 from visualizers.figures import KINDS, composition
 from visualizers.twins.common import (
     ACCENT,
+    CHARACTER,
     DIM,
     GRID,
     INK,
+    SHARE,
+    WIDTH,
     add_boxes,
     box,
     edge,
@@ -27,9 +31,8 @@ def height(engine: dict) -> float:
 def draw(axes, engine: dict, data: dict, here: int, longest: int):
     rows = composition(engine)
     budgets = [budget for budget in engine["budget"] if budget is not None]
-    tallest, slowest = engine["tops"]
-    far = max(budgets, default=0) > 2 * tallest
-    most = tallest if far else max(tallest, *budgets, 1)
+    most, slowest = engine["tops"]
+    far = max(budgets, default=0) > most
     floor = 0.4 * most  # durations lie below 0
     axes.set(ylim=(-floor, most * 1.06))
     bottoms = [0] * len(rows)
@@ -42,11 +45,14 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     shares = [min(1, duration / slowest) for duration in engine["duration"]]
     bars = [box(n + 0.08, n + 0.92, -floor, -floor * (1 - 0.7 * share)) for n, share in enumerate(shares)]
     add_boxes(axes, bars, facecolors=DIM, linewidths=0)
-    axes.set_yticks([-0.65 * floor, 0, most], [_seconds(slowest), "0", f"{most} rows"])
+    axes.set_yticks([-0.65 * floor, 0, most], [_seconds(slowest), "0", counted(most, "row")])
     for n, row in enumerate(rows):
         if sum(row) > 1.06 * most:
+            number = str(sum(row))
+            room = longest * len(number) * CHARACTER / WIDTH / SHARE / 2  # iterations that half of it takes
+            place = min(max(n + 0.5, room), longest - room)  # within the picture, not on the axis' own numbers
             axes.annotate(
-                f"{sum(row)}", (n + 0.5, most), (0, 2), textcoords="offset points", ha="center", va="top", fontsize=6.5,
+                number, (place, most), (0, 2), textcoords="offset points", ha="center", va="top", fontsize=6.5,
                 color=INK, path_effects=halo("#ffffff"),
             )  # fmt: skip
     if far:
