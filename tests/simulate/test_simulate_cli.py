@@ -1,11 +1,15 @@
 """The command line: what it prints and writes, and its one-sentence errors."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from tinyengine.cli import main
 from tinyengine.metrics import measure
+from tinyengine.request import SLO_CLASSES
+from tinyengine.simulate import paper
 from tinyengine.trace import Trace
 
 SMALL = ["simulate", "--requests", "64"]
@@ -62,6 +66,67 @@ def test_a_trace_file_and_a_pipeline(tmp_path, capsys):
     assert report["output_tokens"] == 44 + 109 + 55 and report["bubble_share"] > 0
 
 
+def test_a_search_that_found_no_limit_prints_no_capacity(tmp_path, capsys):
+    path = tmp_path / "capacity.json"
+    command = ["simulate", "--requests", "1", "--capacity", "--slo", "0.1", "--json", str(path)]
+    assert main(command) == 0 and json.loads(path.read_text())["capacity"] is None
+    text = capsys.readouterr().out
+    assert "no limit found: 4096 requests/s" in text and "capacity:" not in text
+
+
+def test_a_promise_that_no_rate_keeps_is_said_to_be_one(capsys):
+    assert main([*SMALL, "--capacity", "--slo", "0.000001"]) == 0
+    text = capsys.readouterr().out
+    assert "no rate keeps the promise (P99 TBT <= 1e-06 s" in text and "capacity:" not in text
+
+
+def test_a_capacity_says_which_promises_it_asks_for(capsys):
+    assert main([*SMALL, "--scheduler", "orca", "--max-num-seqs", "16", "--capacity", "--slo", "interactive"]) == 0
+    text = capsys.readouterr().out
+    ttft = SLO_CLASSES["interactive"].ttft
+    assert (
+        "median delay <= 2 s" in text and f"a TTFT of {ttft:g} s, which interactive promises too, is not asked" in text
+    )
+    assert "at RATE: how fast requests arrive" in text
+
+
+def test_arxiv_has_longer_requests_than_the_default(tmp_path):
+    path = tmp_path / "run.json"
+    assert main([*SMALL, "--workload", "arxiv", "--scheduler", "orca", "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["settings"]["max_model_len"] == 16384
+
+
+@pytest.mark.parametrize(("text", "words"), [("# a page", "is no recorded trace"), ("[]", "is no recorded trace")])
+def test_a_fit_to_no_trace_names_the_file(text, words, tmp_path, capsys):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    assert main([*SMALL, "--fit", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and words in error and error.count("\n") == 1
+
+
+def test_an_empty_file_is_called_empty(tmp_path, capsys):
+    path = tmp_path / "none.csv"
+    path.write_text("")
+    assert main(["simulate", "--workload", str(path)]) == 2
+    assert f"{path} is empty: it needs the columns TIMESTAMP" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("start", [["tinyengine", "simulate"], ["tinyengine.simulate"]])
+def test_the_paper_table_is_reached_both_ways(start):
+    done = subprocess.run([sys.executable, "-m", *start, "paper", "--tp", "2"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == (
+        "tinyengine: the paper table has settings of its own: leave --tp out\n"
+    )
+
+
+def test_the_paper_table_says_what_its_classes_are(monkeypatch, capsys):
+    monkeypatch.setattr(paper, "rows", paper.counted)
+    assert main(["simulate", "paper"]) == 0
+    text = capsys.readouterr().out
+    assert "class" in text and "class: A exact, B a roofline by hand" in text
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -81,6 +146,23 @@ def test_a_trace_file_and_a_pipeline(tmp_path, capsys):
         (["--tp", "0"], ["tp is 0"]),
         (["--plot", "curve.png"], ["--plot draws a curve", "give --rates"]),
         (["--trace", "run.json", "--rates", "1,2"], ["--trace writes one run"]),
+        (["--requests", "0"], ["--requests is 0"]),
+        (["--requests", "-3"], ["--requests is -3"]),
+        (["--max-model-len", "-5"], ["--max-model-len is -5"]),
+        (["--max-model-len", "0", "--scheduler", "orca"], ["--max-model-len is 0"]),
+        (["--max-model-len", "100"], ["'r0'", "--max-model-len is 100"]),
+        (["--max-model-len", "100", "--scheduler", "orca"], ["'r0'", "--max-model-len is 100"]),
+        (["--max-model-len", "100", "--rates", "1"], ["'r0'", "--max-model-len is 100"]),
+        (["--num-slots", "100", "--scheduler", "orca"], ["--max-model-len", "100 slots", "--num-slots"]),
+        (["--token-budget", "0"], ["--token-budget is 0"]),
+        (["--tp", "3"], ["tp is 3", "32 heads", "1, 2, 4, 8, 16, 32"]),
+        (["--rates", ""], ["rates is ''"]),
+        (["--rate", "4", "--capacity", "--slo", "0.1"], ["--rate is of one run"]),
+        (["--rate", "4", "--rates", "1"], ["--rate is of one run"]),
+        (["--rate", "4", "--workload", "short_long_mix"], ["--rate makes Poisson arrivals", "short_long_mix"]),
+        (["--json", "no/such/run.json"], ["--json is no/such/run.json", "make it first"]),
+        (["--full"], ["simulate paper --full"]),
+        (["paper"], ["leave --requests out"]),
     ],
 )
 def test_errors_are_one_sentence_and_list_what_is_known(options, words, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tinyengine.request import SLO_CLASSES, Slo
 from tinyengine.simulate.catalogue import GPUS, MODELS
-from tinyengine.simulate.deployment import SCHEDULERS, Deployment
+from tinyengine.simulate.deployment import RESERVING, SCHEDULERS, Deployment
 from tinyengine.simulate.report import Report
 from tinyengine.simulate.search import capacity, curve
 from tinyengine.workload import LENGTHS, WORKLOADS, Job, read_csv, stream, workload
@@ -18,10 +18,12 @@ def register(commands) -> None:
     """Adds `simulate` to the argparse of tinyengine/cli.py."""
     parser = commands.add_parser("simulate", help="the same schedulers without the model, at paper scale")
     add_arguments(parser)
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, outputs=("json", "plot", "trace"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paper", nargs="?", choices=["paper"], help="print published numbers beside ours, and end")
+    parser.add_argument("--full", action="store_true", help="with paper: run its capacity searches anew (many minutes)")
     where = parser.add_argument_group("what is simulated")
     where.add_argument("--gpu", default="a100-pcie", help=f"one of {', '.join(GPUS)} (default: a100-pcie)")
     where.add_argument("--model", default="mistral-7b", help=f"one of {', '.join(MODELS)} (default: mistral-7b)")
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--pp", type=int, default=1, help="pipeline stages")
     where.add_argument("--max-num-seqs", type=int, default=128)
     where.add_argument("--token-budget", type=int, default=512)
-    where.add_argument("--max-model-len", type=int, default=8192, help="the longest request (default: 8192)")
+    where.add_argument("--max-model-len", type=int, help="longest request (default: the workload's, 8192 of a file)")
     where.add_argument("--num-slots", type=int, help="K/V slots (default: what the weights leave)")
     where.add_argument("--host", type=float, default=0.002, help="seconds an iteration takes beside the kernels")
     where.add_argument("--fit", type=Path, metavar="TRACE", help="times as in a trace recorded on your machine")
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="sharegpt",
         help=f"{', '.join(LENGTHS)} (Poisson arrivals), equal_size, short_long_mix, or a CSV file (default: sharegpt)",
     )
-    load.add_argument("--rate", type=float, default=1.0, help="requests a second (default: 1)")
+    load.add_argument("--rate", type=float, help="requests a second, of Poisson arrivals (default: 1)")
     load.add_argument("--requests", type=int, help="how many (default: 2048, or all of a file)")
     load.add_argument("--seed", type=int, default=0)
     load.add_argument("--slo", help=f"{', '.join(SLO_CLASSES)}, or the P99 TBT in seconds")
@@ -53,21 +55,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args) -> int:
+    if args.paper:
+        return _paper(args)
+    check(args)
     slo = read_slo(args.slo)
     deployment = read_deployment(args)
-    if args.trace and (args.rates or args.capacity):
-        raise ValueError("--trace writes one run, but --rates and --capacity make many: leave one of them out")
-    if args.plot and not args.rates:
-        raise ValueError("--plot draws a curve, but one load makes none: give --rates")
     if args.capacity:
         result = _capacity(args, deployment, slo)
-    elif args.rates:
+    elif args.rates is not None:
         result = _curve(args, deployment, slo)
     else:
         result = _once(args, deployment, slo)
     if args.json:
-        args.json.write_text(json.dumps({**_settings(args), **result}, indent=2) + "\n", encoding="utf-8")
+        settings = {**_settings(args), "max_model_len": deployment.longest}
+        args.json.write_text(json.dumps({"settings": settings, **result}, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def check(args):
+    """Raises ValueError for a number below 1, and for options that do not go together."""
+    for name in ("requests", "max_model_len", "token_budget", "max_num_seqs", "num_slots", "tp", "pp"):
+        number = getattr(args, name)
+        if number is not None and number < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {number}, but must be at least 1")
+    many = args.capacity or args.rates is not None
+    if args.full:
+        raise ValueError("--full belongs to the paper table: run `tinyengine simulate paper --full`")
+    if args.trace and many:
+        raise ValueError("--trace writes one run, but --rates and --capacity make many: leave one of them out")
+    if args.plot and args.rates is None:
+        raise ValueError("--plot draws a curve, but one load makes none: give --rates")
+    if args.rate is None:
+        return
+    if many:
+        raise ValueError("--rate is of one run, but --rates and --capacity choose their own: leave one of them out")
+    if args.workload in WORKLOADS or Path(args.workload).suffix == ".csv":
+        raise ValueError(
+            f"--rate makes Poisson arrivals, but {args.workload} says itself when its requests come: leave it out, or "
+            f"use {' or '.join(LENGTHS)}"
+        )
 
 
 def read_slo(text: str | None) -> Slo:
@@ -88,7 +114,10 @@ def read_deployment(args) -> Deployment:
         from tinyengine.simulate.measured import fit_trace
         from tinyengine.trace import Trace
 
-        trace = Trace.load(args.fit)
+        try:
+            trace = Trace.load(args.fit)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ValueError(f"{args.fit} is no recorded trace: give --fit a file that Trace.save wrote") from None
         cost, error = fit_trace(trace)
         slots = slots or trace.num_slots
         print(f"fitted to {args.fit}: median error {error:.1%} on batches that were held out")
@@ -100,18 +129,34 @@ def read_deployment(args) -> Deployment:
         pp=args.pp,
         max_num_seqs=args.max_num_seqs,
         token_budget=args.token_budget,
-        longest=args.max_model_len,
+        longest=args.max_model_len or (LENGTHS[args.workload].limit if args.workload in LENGTHS else 8192),
         slots=slots,
         host=args.host,
         cost=cost,
     )
 
 
-def read_jobs(args, rate: float, slo: Slo) -> Iterator[Job]:
-    """Raises ValueError for an unknown workload, which lists the known ones."""
+def read_jobs(args, rate: float, slo: Slo, longest: int | None = None) -> Iterator[Job]:
+    """Raises ValueError for an unknown workload, which lists the known ones, and, from the iterator, for a job of more
+    than `longest` tokens."""
+    jobs = _all_jobs(args, rate, slo)
+    return jobs if longest is None else _not_longer(jobs, longest)
+
+
+def _not_longer(jobs: Iterator[Job], longest: int) -> Iterator[Job]:
+    for number, job in enumerate(jobs):
+        if job.prompt + job.output > longest:
+            raise ValueError(
+                f"request 'r{number}' has a prompt of {job.prompt} tokens and {job.output} to come, but "
+                f"--max-model-len is {longest}: raise it"
+            )
+        yield job
+
+
+def _all_jobs(args, rate: float, slo: Slo) -> Iterator[Job]:
     name = args.workload
     if name in LENGTHS:
-        return stream(name, rate, args.requests or 2048, args.seed, slo)
+        return stream(name, rate, 2048 if args.requests is None else args.requests, args.seed, slo)
     if name in WORKLOADS:
         jobs = iter(workload(name, args.seed).jobs())
     elif Path(name).suffix == ".csv":
@@ -128,8 +173,9 @@ def _once(args, deployment: Deployment, slo: Slo) -> dict:
     from tqdm import tqdm
 
     trace = deployment.new_trace() if args.trace else None
+    jobs = read_jobs(args, 1.0 if args.rate is None else args.rate, slo, _limit(args, deployment))
     with tqdm(desc="requests", total=args.requests, leave=False, disable=None) as bar:
-        report = deployment.run(read_jobs(args, args.rate, slo), trace=trace, on_finish=lambda request: bar.update())
+        report = deployment.run(jobs, trace=trace, on_finish=lambda request: bar.update())
     if trace:
         trace.save(args.trace)
     _show([report.to_json()], args)
@@ -161,23 +207,40 @@ def _capacity(args, deployment: Deployment, slo: Slo) -> dict:
     if slo.tbt is None:
         raise ValueError("capacity needs a promise to keep: give --slo, interactive or the P99 TBT in seconds")
     with tqdm(desc="trials", leave=False, disable=None) as bar:
-        found = capacity(_trial(args, deployment, slo), slo.tbt, start=args.rate, progress=bar.update)
-    print(f"capacity: {found.rate:.3f} requests/s, P99 TBT <= {slo.tbt:g} s and median delay <= 2 s")
+        found = capacity(_trial(args, deployment, slo), slo.tbt, progress=bar.update)
+    promise = f"P99 TBT <= {slo.tbt:g} s and median delay <= 2 s"
+    if found.report is None:
+        print(f"no rate keeps the promise ({promise}): even {min(found.trials)[0]:.2g} requests/s does not")
+    elif found.is_bound:
+        print(
+            f"no limit found: {found.rate:g} requests/s, the highest rate tried, still keeps the promise ({promise}); "
+            "so few requests never make a queue: raise --requests"
+        )
+    else:
+        print(f"capacity: {found.rate:.3f} requests/s is the highest rate with {promise}")
+    if slo.ttft is not None:
+        print(f"a TTFT of {slo.ttft:g} s, which {args.slo} promises too, is not asked of it: goodput/s counts it")
     if found.report:
         _show([{"rate": found.rate, **found.report.to_json()}], args)
-    return {"capacity": found.rate, "trials": [{"rate": rate, "holds": held} for rate, held in found.trials]}
+    trials = [{"rate": rate, "holds": held} for rate, held in found.trials]
+    return {"capacity": None if found.is_bound else found.rate, "trials": trials}
 
 
 def _trial(args, deployment: Deployment, slo: Slo) -> Callable[[float], Report]:
     if args.workload not in LENGTHS:
         raise ValueError(f"workload is {args.workload!r}, but rates are varied only for {', '.join(LENGTHS)}")
-    return lambda rate: deployment.run(read_jobs(args, rate, slo))
+    return lambda rate: deployment.run(read_jobs(args, rate, slo, _limit(args, deployment)))
+
+
+def _limit(args, deployment: Deployment) -> int | None:
+    """Tokens of the longest request that may come: as was said, or as is set aside for each. None: no limit."""
+    return deployment.longest if args.max_model_len or args.scheduler in RESERVING else None
 
 
 def _settings(args) -> dict:
     names = ("gpu", "model", "scheduler", "tp", "pp", "max_num_seqs", "token_budget", "max_model_len", "num_slots")
     names += ("host", "workload", "rate", "requests", "seed", "slo")
-    return {"settings": {name: getattr(args, name) for name in names}}
+    return {name: getattr(args, name) for name in names}
 
 
 COLUMNS = {
@@ -212,6 +275,18 @@ def _show(points: list[dict], args) -> None:
     console = Console(highlight=False, markup=False)
     console.print(title)
     console.print(table)
+    if "rate" in points[0]:
+        print("at RATE: how fast requests arrive; requests/s: how many ended, over the whole run with its last answers")
+
+
+def _paper(args) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = vars(parser.parse_args([]))
+    for name in defaults.keys() - {"paper", "full", "json"}:
+        if getattr(args, name) != defaults[name]:
+            raise ValueError(f"the paper table has settings of its own: leave --{name.replace('_', '-')} out")
+    return show_paper(args.full, args.json)
 
 
 def show_paper(full: bool, path: Path | None) -> int:
@@ -226,7 +301,7 @@ def show_paper(full: bool, path: Path | None) -> int:
     if full:
         paper.store_capacities()
     rows = list(paper.rows())
-    table = Table("source", "what", "", box=box.SIMPLE)
+    table = Table("source", "what", "class", box=box.SIMPLE)
     for heading in ("published", "ours", "limits", "within"):
         table.add_column(heading, justify="right")
     notes: list[str] = []
@@ -241,6 +316,7 @@ def show_paper(full: bool, path: Path | None) -> int:
     console = Console(highlight=False, markup=False)
     console.width = max(console.width, 128)  # cells that break over lines could not be read
     console.print(table)
+    console.print("class: A exact, B a roofline by hand, C a ratio of simulated runs, D an order only")
     for number, note in enumerate(notes, start=1):
         console.print(f"[{number}] {note}")
     for what, why in paper.NOT_PROMISED.items():

@@ -63,7 +63,8 @@ class Roofline:
     mfu, bandwidth: shares of the peaks that good kernels reach. tile: a matrix product computes whole tiles of so many
     rows (257 tokens cost what 384 cost). host: seconds an iteration takes beside the kernels.
 
-    Raises ValueError for a share outside (0, 1], a degree below 1 and a negative host time.
+    Raises ValueError for a share outside (0, 1], a degree below 1, a tp that does not divide the heads, and a negative
+    host time.
     Source: the roofline model (Williams et al., CACM 2009); tiles and the cost of small chunks: Sarathi-Serve (OSDI
     2024), section 4.3. The four shares are one setting for everything that is simulated here.
     """
@@ -85,6 +86,12 @@ class Roofline:
         for name, degree in (("tp", tp), ("pp", pp), ("tile", tile)):
             if degree < 1:
                 raise ValueError(f"{name} is {degree}, but must be at least 1")
+        if shape.heads % tp:
+            divisors = ", ".join(str(n) for n in range(1, shape.heads + 1) if shape.heads % n == 0)
+            raise ValueError(
+                f"tp is {tp}, but {shape.name} has {shape.heads} heads, which {tp} GPUs cannot share evenly: choose "
+                f"one of {divisors}"
+            )
         if host < 0:
             raise ValueError(f"host is {host}, but must be at least 0 seconds")
         self.gpu, self.shape, self.tp, self.stages = gpu, shape, tp, pp

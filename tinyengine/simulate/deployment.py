@@ -45,6 +45,8 @@ SCHEDULERS: dict[str, Callable[[Limits], Scheduler]] = {
     "chunked": lambda at: Chunked(at.blocks(), at.max_num_seqs, at.token_budget),
 }
 
+RESERVING = ("static", "orca", "orca-pow2", "orca-oracle")  # whose memory takes no request above Limits.longest
+
 
 @dataclass(frozen=True)
 class Deployment:

@@ -28,7 +28,10 @@ class Reserved(Slots):
         if size not in SIZES:
             raise ValueError(f"size is {size!r}, but the sizes are {', '.join(SIZES)}")
         if not 1 <= longest <= n_slots:
-            raise ValueError(f"longest is {longest}, but must be at least 1 and at most the arena's {n_slots} slots")
+            raise ValueError(
+                f"longest is {longest} (--max-model-len), but must be at least 1 and at most the arena's {n_slots} "
+                "slots (--num-slots)"
+            )
         self.n_slots = n_slots
         self.contiguous = True
         self.longest = longest

@@ -18,6 +18,11 @@ class Capacity:
     report: Report | None
     trials: tuple[tuple[float, bool], ...]
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether no rate failed, so that `rate` is where the search ended, and no capacity."""
+        return all(held for _, held in self.trials)
+
 
 def holds(report: Report, tbt: float, delay: float = 2.0) -> bool:
     """Sarathi-Serve's condition (section 5.1): P99 TBT within the SLO, and a median scheduling delay that says the
