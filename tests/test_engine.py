@@ -1,9 +1,11 @@
 """The engine from outside: what it promises to the caller, whatever the caller does and whatever goes wrong."""
 
+import contextlib
 import gc
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -745,3 +747,52 @@ def test_an_output_taken_out_before_its_end_is_still_filled(engine, end):
     assert output.finish_reason == {"run": "length", "abort": "abort"}[end]
     assert len(output.token_ids) == {"run": 3, "abort": 1}[end]
     assert_nothing_left(engine)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"stage": ["paged"]}, "stage is ['paged'], but the stages are static"),
+        ({"scheduler": 3}, "scheduler is 3, but must be an instance of a Scheduler"),
+        ({"enable_prefix_caching": "yes"}, "enable_prefix_caching is 'yes', but must be True or False"),
+        ({"overlap": 1}, "overlap is 1, but must be True or False"),
+        ({"chunking": "no"}, "chunking is 'no', but must be True or False"),
+        ({"budget": 3}, "budget is 3, but must be an AdaptiveBudget"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens is True, but must be a whole number"),
+        ({"num_slots": 10**14}, "num_slots is 100000000000000, whose K/V take"),
+    ],
+)
+def test_an_engine_of_wrong_parts_is_refused_in_a_sentence(random_model, wrong, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Engine(random_model, **wrong)
+
+
+def test_a_name_is_no_model():
+    with pytest.raises(ValueError, match=re.escape("model is 'tiny', but must be a model: load_model('tiny'), say")):
+        Engine("tiny")
+
+
+@pytest.mark.parametrize("params", [5, {"max_tokens": 3}])
+def test_params_of_another_kind_are_refused_in_a_sentence(engine, params):
+    with pytest.raises(ValueError, match="but must be SamplingParams, or a list with one for each prompt"):
+        engine.generate([[1, 2]], params)
+
+
+def test_a_preemption_shows_in_the_trace_though_its_iteration_failed(random_model, monkeypatch):
+    """The blocks of two requests run out together; the model fails in that very step, and works in the next."""
+    engine = iteration_engine(random_model, "paged", num_slots=32, block_size=4)
+    ids = [engine.add_request([7] * 12, SamplingParams(max_tokens=12, ignore_eos=True)) for _ in range(2)]
+    whole = engine.model.forward
+
+    def fail(*args):
+        raise OSError("once")
+
+    while engine.has_unfinished():
+        if len(engine.memory.free) == 0 and not engine.memory.blocks(1) > 1:
+            monkeypatch.setattr(engine.model, "forward", fail)
+            with contextlib.suppress(OSError):
+                engine.step()
+            monkeypatch.setattr(engine.model, "forward", whole)
+        engine.step()
+    events = [(event.kind, event.request_id) for event in engine.trace.events]
+    assert events.count(("preempt", ids[1])) == events.count(("admit", ids[1])) - 1 >= 1

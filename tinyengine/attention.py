@@ -30,8 +30,9 @@ class KVCache:
 
     def __init__(self, config, num_slots: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_hidden_layers, num_slots, config.num_key_value_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        # Not zeroed: on a CPU a page counts only when it is first written. Nobody reads what he has not written.
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
 
     def write(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N]."""

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import os
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,8 +105,17 @@ class Engine:
         overlap: bool = False,
         **options,
     ):
-        if stage not in STAGES:
+        if not isinstance(stage, str) or stage not in STAGES:
             raise ValueError(f"stage is {stage!r}, but the stages are {', '.join(STAGES)}")
+        if not hasattr(model, "config"):
+            raise ValueError(f"model is {model!r}, but must be a model: load_model({model!r}), say")
+        if scheduler is not None and not isinstance(scheduler, Scheduler):
+            raise ValueError(f"scheduler is {scheduler!r}, but must be an instance of a Scheduler, with its memory")
+        for name, choice in {"enable_prefix_caching": enable_prefix_caching, "overlap": overlap}.items():
+            if not isinstance(choice, bool):
+                raise ValueError(f"{name} is {choice!r}, but must be True or False")
+        if enable_prefix_caching and scheduler is not None:
+            raise ValueError("enable_prefix_caching is True beside a scheduler: give it to that scheduler's Blocks")
         make_scheduler, make_memory, kind_of_attention = STAGES[stage]
         if num_slots is None:
             num_slots = estimate_num_slots(model)
@@ -114,6 +124,7 @@ class Engine:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
         _check_options(options, stage, scheduler)
+        _check_memory(model, num_slots if scheduler is None else scheduler.memory.n_slots)
         if scheduler is None:
             memory = make_memory.for_arena(num_slots, block_size, enable_prefix_caching)
             scheduler = make_scheduler(memory, max_num_seqs, max_num_batched_tokens, **options)
@@ -285,8 +296,12 @@ class Engine:
     def _logits(self, batch: Batch) -> torch.Tensor:
         """Runs the model on a batch: [len(batch.due), vocab]."""
         replayed = self.graphs and self.graphs.suits(batch)
-        hidden = self.graphs(batch) if replayed else self._hidden(batch)[batch.last]
-        return self.model.logits(hidden, self.operators)
+        try:
+            hidden = self.graphs(batch) if replayed else self._hidden(batch)[batch.last]
+            return self.model.logits(hidden, self.operators)
+        except BaseException:
+            self.trace.hold(self.memory.holdings())  # whom this step preempted, the next may admit again
+            raise
 
     def _hidden(self, batch: Batch) -> torch.Tensor:
         """[len(batch.tokens), hidden]"""
@@ -338,6 +353,8 @@ class Engine:
 
     def _run(self, prompts: list[Prompt], params, outputs: list[Output]) -> Iterator[StreamedToken]:
         """Adds the prompts, fills `outputs`, and steps until they have all ended. No way out leaves anything behind."""
+        if not isinstance(params, SamplingParams | Sequence | None):
+            raise ValueError(f"params is {params!r}, but must be SamplingParams, or a list with one for each prompt")
         each = [params] * len(prompts) if isinstance(params, SamplingParams | None) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"params has {len(each)} entries, but there are {len(prompts)} prompts: give one for each")
@@ -467,12 +484,32 @@ class Engine:
 
 def estimate_num_slots(model: Qwen3) -> int:
     """K/V slots that fit: CUDA_KV_SHARE of the free device memory, or CPU_KV_BYTES on a CPU."""
-    config = model.config
-    per_slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
     budget = CPU_KV_BYTES
     if model.device.type == "cuda":
         budget = int(torch.cuda.mem_get_info(model.device)[0] * CUDA_KV_SHARE)
-    return max(1, budget // per_slot)
+    return max(1, budget // _slot_bytes(model))
+
+
+def _slot_bytes(model: Qwen3) -> int:
+    """Bytes of one token's keys and values, all layers."""
+    config = model.config
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+
+
+def _check_memory(model: Qwen3, num_slots: int):
+    """Raises ValueError for an arena that is larger than all memory there is: it would get the process killed."""
+    if model.device.type == "cuda":
+        total = torch.cuda.mem_get_info(model.device)[1]
+    elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):  # Windows has none
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        return
+    needed = num_slots * _slot_bytes(model)
+    if needed > total:
+        raise ValueError(
+            f"num_slots is {num_slots}, whose K/V take {needed / 2**30:,.0f} GiB, but {model.device} has "
+            f"{total / 2**30:,.0f} GiB in all: lower num_slots"
+        )
 
 
 def _check_options(options: dict, stage: str, scheduler: Scheduler | None):

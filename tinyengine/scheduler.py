@@ -229,7 +229,8 @@ class Paged(Scheduler):
 
     def __init__(self, *args, num_speculative_tokens: int = 0, **options):
         super().__init__(*args, **options)
-        if not isinstance(num_speculative_tokens, int) or num_speculative_tokens < 0:
+        is_whole = isinstance(num_speculative_tokens, int) and not isinstance(num_speculative_tokens, bool)
+        if not is_whole or num_speculative_tokens < 0:
             raise ValueError(
                 f"num_speculative_tokens is {num_speculative_tokens!r}, but must be a whole number of at least 0"
             )
@@ -352,6 +353,11 @@ class Chunked(Paged):
         **options,
     ):
         super().__init__(*args, **options)
+        for name, choice in {"chunking": chunking, "mixing": mixing, "admit_first_chunk": admit_first_chunk}.items():
+            if not isinstance(choice, bool):
+                raise ValueError(f"{name} is {choice!r}, but must be True or False")
+        if budget is not None and not hasattr(budget, "tokens"):
+            raise ValueError(f"budget is {budget!r}, but must be an AdaptiveBudget: a number is max_num_batched_tokens")
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}, but the policies are {', '.join(POLICIES)}")
         if self.max_num_batched_tokens is None:

@@ -165,20 +165,24 @@ class Trace:
         tokens: as for Scheduler.commit. memory: what each request holds, as before the iteration. fields: the others
         of Iteration.
         """
-        for request_id in self._holders:
-            if request_id not in memory:
-                self.event("preempt", request_id)
-        cached = {request.request_id: request.computed for request, _ in plan}  # of those that are new: only that yet
-        for request_id in memory:
-            if request_id not in self._holders:
-                self.event("admit", request_id, cached=cached.get(request_id, 0))
-        self._holders = dict.fromkeys(memory)
+        self.hold(memory)
         each = zip(plan, tokens, strict=True)
         spans = {request.request_id: self._span(request, n, token) for (request, n), token in each}
         for request_id, span in spans.items():
             self._reached[request_id] = max(self._reached.get(request_id, 0), span.end)
         filled = {key: Holding(held.ranges, spans[key].end) if key in spans else held for key, held in memory.items()}
         self.iterations.append(Iteration(spans=tuple(spans.values()), memory=filled, **fields))
+
+    def hold(self, memory: dict[str, Holding]):
+        """Notes who has been admitted or preempted since the last time: for an iteration that came to nothing, and is
+        not recorded."""
+        for request_id in self._holders:
+            if request_id not in memory:
+                self.event("preempt", request_id)
+        for request_id, held in memory.items():
+            if request_id not in self._holders:  # all that it has computed by now came from the prefix cache
+                self.event("admit", request_id, cached=held.used)
+        self._holders = dict.fromkeys(memory)
 
     def _span(self, request: Request, n_tokens: int, token: int | Sequence[int] | None) -> Span:
         emitted = () if token is None else (token,) if isinstance(token, int) else tuple(token)

@@ -32,8 +32,10 @@ def load_model(name: str | Path = "tiny", device: str | None = None, dtype: torc
     folder = _folder(str(name))
     raw = _read_json(folder / "config.json")
     config = _config(raw, folder)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _device(device)
     dtype = dtype or _dtype(raw, folder)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype!r}, but must be a floating-point dtype of torch, such as torch.float32")
     with torch.device("meta"):
         model = Qwen3(config)
     weights = {key: tensor.to(device, dtype) for key, tensor in _weights(folder, config).items()}
@@ -46,6 +48,16 @@ def load_model(name: str | Path = "tiny", device: str | None = None, dtype: torc
     model.tokenizer = _tokenizer(folder)
     model.folder = folder
     return model
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"device is {name!r}, but must be a device of torch: cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, but torch finds no CUDA GPU on this machine: use cpu")
+    return device
 
 
 def _folder(name: str) -> Path:
