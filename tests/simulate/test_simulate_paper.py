@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tinyengine.cli import main
 from tinyengine.scheduler import Orca
 from tinyengine.simulate import paper
-from tinyengine.simulate.__main__ import main
 from tinyengine.simulate.search import holds
 from tinyengine.workload import stream
 
@@ -79,7 +79,7 @@ def test_a_search_over_fewer_requests_gives_the_same_ratios():
 
 def test_the_table_names_what_is_outside_and_what_is_not_promised(tmp_path, capsys):
     path = tmp_path / "rows.json"
-    assert main(["paper", "--json", str(path)]) == 0
+    assert main(["simulate", "paper", "--json", str(path)]) == 0
     text, rows = capsys.readouterr().out, json.loads(path.read_text())["rows"]
     assert {row["what"] for row in rows if not row["within"]} == OUTSIDE
     assert all(row["what"] in text for row in rows) and "not promised: Orca fig 10, 36.9x" in text

@@ -74,7 +74,7 @@ def test_rows_without_output_are_passed_over(tmp_path):
     ("text", "words"),
     [
         ("TIMESTAMP,ContextTokens\n1,2\n", "lacks the columns GeneratedTokens"),
-        ("", "lacks the columns TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("", "is empty: it needs the columns TIMESTAMP, ContextTokens, GeneratedTokens"),
         (AZURE + "yesterday,3,4\n", "line 5: .*yesterday"),
         (AZURE + "2023-11-16 18:15:52.0,3.5,4\n", r"line 5: .*3\.5"),
         (AZURE + "2023-11-16 18:15:52.0,3\n", "line 5"),

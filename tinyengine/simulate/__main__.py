@@ -4,4 +4,5 @@ import sys
 
 from tinyengine.cli import main
 
-sys.exit(main(["simulate", *sys.argv[1:]]))
+if __name__ == "__main__":
+    sys.exit(main(["simulate", *sys.argv[1:]]))
