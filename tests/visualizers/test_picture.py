@@ -12,11 +12,12 @@ from trace_samples import CHUNKS, busy, requests, run, sized
 
 from tinyengine.memory import Slots
 from tinyengine.scheduler import Orca, Static
-from tinyengine.trace import Trace
+from tinyengine.trace import Iteration, RequestRecord, Span, Trace
 from visualizers import compare, picture, show
 from visualizers.figures import lives
 from visualizers.player import VIEWS
 from visualizers.twins import text
+from visualizers.twins.common import LEFT, SHARE
 from visualizers.twins.common import pale as mixed
 
 
@@ -129,6 +130,38 @@ def test_a_wrong_first_token_stands_beside_its_name():
     above, rows = picture.TITLE * 150, text.LINE * 150
     lines = np.flatnonzero(red[: int(above + 3 * rows)].any(axis=1))
     assert above < lines[0] and lines[-1] < above + rows and abs(lines.mean() - above - rows / 2) < rows / 6
+
+
+def legend_words(trace: Trace, view: str, iteration: int | None = None) -> list[str]:
+    data = show(trace, views=[view], iteration=iteration).data
+    return [words for line in picture.legend_lines(data) for words, _ in line]
+
+
+def test_the_legend_lists_what_is_drawn_and_nothing_else():
+    full = run(Orca, sized((1, 1)), 1)  # one iteration: nobody idle, no wait, no gap between tokens, no token budget
+    assert legend_words(full, "slots") == ["prefill"]
+    assert legend_words(full, "requests") == ["prefill", "first token"]
+    assert legend_words(full, "batch") == ["prefill", "duration"]
+    assert legend_words(full, "flat") == ["prefill", "row whose logits are needed"]
+    assert legend_words(CHUNKS, "flat", 0) == ["chunk"]
+    assert legend_words(CHUNKS, "flat", 3) == ["decode", "padding", "row whose logits are needed"]
+    assert legend_words(CHUNKS, "memory") == []
+    assert "idle" in legend_words(CHUNKS, "slots") and "token budget" in legend_words(CHUNKS, "batch")
+    assert {"waiting", "longest gap between two tokens"} < set(legend_words(CHUNKS, "requests"))
+
+
+def test_chunks_of_one_size_stand_apart():
+    """White lines in r0's row: between chunks, not between decodes."""
+    spans = [Span("r0", 4 * n, 4, (5,) if n == 3 else ()) for n in range(4)]
+    spans += [Span("r0", 16, 1, (5,)), Span("r0", 17, 1, (5,))]
+    iterations = [Iteration(n, 1, (span,)) for n, span in enumerate(spans)]
+    trace = Trace("", 1, requests={"r0": RequestRecord("r0", 16, 3, 0.0)}, iterations=iterations)
+    image = pixels(show(trace).to_png())[..., :3]
+    lines = range(int(150 * picture.TITLE) + 6, int(150 * (picture.TITLE + 0.24)) - 6)
+    white = (image[lines].min(axis=-1) > 0.85).all(axis=0)
+    cell = 1350 * SHARE / 6.006
+    found = [any(white[round(1350 * LEFT + cell * n) - 2 :][:5]) for n in range(1, 6)]
+    assert found == [True, True, True, False, False]
 
 
 def test_drawing_leaves_pyplot_alone():

@@ -30,9 +30,7 @@ def height(engine: dict) -> float:
 
 def draw(axes, engine: dict, data: dict, here: int, longest: int):
     rows = composition(engine)
-    budgets = [budget for budget in engine["budget"] if budget is not None]
     most, slowest = engine["tops"]
-    far = max(budgets, default=0) > most
     floor = 0.4 * most  # durations lie below 0
     axes.set(ylim=(-floor, most * 1.06))
     bottoms = [0] * len(rows)
@@ -55,8 +53,8 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
                 number, (place, most), (0, 2), textcoords="offset points", ha="center", va="top", fontsize=6.5,
                 color=INK, path_effects=halo("#ffffff"),
             )  # fmt: skip
-    if far:
-        note = f"budget {max(budgets)}, far above"
+    if _far(engine):
+        note = f"budget {max(_budgets(engine)):,}, far above"
         axes.text(0.998, 0.93, note, va="top", ha="right", fontsize=7, color=ACCENT, transform=axes.transAxes)
         return
     for n, budget in enumerate(engine["budget"]):
@@ -74,9 +72,20 @@ def legend(data: dict) -> list[tuple]:
         if kind in used:
             shape = (Patch(**_single(_style(data, kind))), Patch(facecolor="none", edgecolor=_edge(data, kind), lw=0.6))
             entries.append((kind, shape))
-    if any(budget is not None for engine in data["engines"] for budget in engine["budget"]):
+    if any(_budgets(engine) and not _far(engine) for engine in data["engines"]):
         entries.append(("token budget", Line2D([], [], color=ACCENT, linewidth=1.2)))
-    return [*entries, ("duration", Patch(facecolor=DIM))]
+    if any(duration for engine in data["engines"] for duration in engine["duration"]):
+        entries.append(("duration", Patch(facecolor=DIM)))
+    return entries
+
+
+def _budgets(engine: dict) -> list[int]:
+    return [budget for budget in engine["budget"] if budget is not None]
+
+
+def _far(engine: dict) -> bool:
+    """Its budget is above the axis."""
+    return max(_budgets(engine), default=0) > engine["tops"][0]
 
 
 def _style(data: dict, kind: str) -> dict:

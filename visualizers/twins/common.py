@@ -5,6 +5,7 @@ LEFT, SHARE = 0.07, 0.922  # of the width: where the cells begin, and how wide t
 HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
 GRID, EDGE, DIM, INK, ACCENT = "#c3cad2", "#39424d", "#59636e", "#1b1f24", "#b3261e"
 PALE, MID, WASH, EDGED = 0.66, 0.4, 0.9, 0.3  # how far a hue is mixed with white, and with ink at an edge
+MOST_CELLS = 160  # iterations; beyond, a line between any two would be all that is seen
 CHARACTER = 0.062  # inches that a character of a label takes, at most
 
 
@@ -58,12 +59,18 @@ def add_boxes(axes, boxes: list, **style):
 
 def add_runs(axes, data: dict, runs: list[list], tops: list[float], height: float):
     """Runs as boxes: one collection per phase, because a collection has one hatching; outlines apart, because a
-    hatching has the colour of its outline (before matplotlib 3.11)."""
+    hatching has the colour of its outline (before matplotlib 3.11). Chunks of one size are a run, and still stand
+    apart: each is a part of the prompt."""
+    longest = max(len(engine["time"]) for engine in data["engines"])
     for number, phase in enumerate(data["phases"]):
         own = [(run, top) for run, top in zip(runs, tops, strict=True) if run[2] == number]
         boxes = [box(run[3], run[3] + run[4], top, top + height) for run, top in own]
         hues = [hue_of(data, run[1]) for run, _ in own]
         add_boxes(axes, boxes, facecolors=[fill(hue, phase) for hue in hues], **hatching(phase))
+        if phase == "chunk" and longest <= MOST_CELLS:
+            line = min(1.4, 60 / longest)
+            for run, top in own:
+                axes.vlines(range(run[3] + 1, run[3] + run[4]), top, top + height, color="white", linewidth=line)
         add_boxes(axes, boxes, facecolors="none", edgecolors=[edge(hue) for hue in hues], linewidths=0.6)
 
 

@@ -1,7 +1,20 @@
 """One iteration's batch: the stream of tokens cut into spans, or the padded rectangle."""
 
 from visualizers.figures import Flat, flat
-from visualizers.twins.common import DIM, GRID, INK, box, edge, fill, halo, hatching, hue_of, pale
+from visualizers.twins.common import (
+    DIM,
+    GRID,
+    INK,
+    box,
+    edge,
+    fill,
+    halo,
+    hatching,
+    hue_of,
+    pale,
+    phase_handles,
+    playhead,
+)
 
 TIMED = False
 MOST_ROWS = 12
@@ -32,7 +45,18 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
 
 
 def legend(data: dict) -> list[tuple]:
-    return []
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    batches = [flat(engine, playhead(data, engine)) for engine in data["engines"]]
+    spans = [span for batch in batches for span in batch.spans]
+    entries = phase_handles(data, {span.phase for span in spans})
+    if any(batch.width for batch in batches):
+        entries.append(("padding", Patch(facecolor="white", edgecolor=GRID, hatch="xxxxxx")))
+    if any(span.due for span in spans):
+        triangle = Line2D([], [], color=INK, marker="^", markersize=3, linestyle="")
+        entries.append(("row whose logits are needed", triangle))
+    return entries
 
 
 def _draw_span(axes, data: dict, span, left: float, top: float, unit: float, height: float):

@@ -36,12 +36,15 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
 def legend(data: dict) -> list[tuple]:
     from matplotlib.patches import Patch
 
-    hue = data["palette"][0]
-    entries = [
-        ("K/V filled", Patch(facecolor=mid(hue), edgecolor=edge(hue), lw=0.6)),
-        ("held, empty", Patch(facecolor=mix(hue, "#ffffff", WASH), edgecolor=pale(hue), linewidth=0, hatch="//////")),
-    ]
-    if any(MemoryMap(engine).shared(n) for engine in data["engines"] for n in range(len(engine["time"]))):
+    hue, entries = data["palette"][0], []
+    memories = [(MemoryMap(engine), len(engine["time"])) for engine in data["engines"]]
+    held = [holding for memory, count in memories for n in range(count) for holding in memory.at(n).values()]
+    if any(holding.used for holding in held):
+        entries.append(("K/V filled", Patch(facecolor=mid(hue), edgecolor=edge(hue), lw=0.6)))
+    if any(holding.used < holding.reserved for holding in held):
+        wash = mix(hue, "#ffffff", WASH)
+        entries.append(("held, empty", Patch(facecolor=wash, edgecolor=pale(hue), linewidth=0, hatch="//////")))
+    if any(memory.shared(n) for memory, count in memories for n in range(count)):
         entries.append(("shared by several requests", Patch(facecolor=mid(hue), edgecolor=INK, lw=1.2)))
     return entries
 

@@ -23,13 +23,18 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
         axes.hlines(*zip(*waits, strict=True), color=DIM, linewidth=0.7, zorder=0)
     runs = [run for _, life in rows.values() for run in life.runs]
     add_runs(axes, data, runs, [rows[run[1]][0] + 0.1 for run in runs], 0.8)
-    if height(engine) / count < 0.06:
+    if _hair_lines(engine):
         return
     for row, life in rows.values():
         if life.worst:
             axes.hlines(row + 0.93, life.worst[0] + 1, life.worst[1] + 1, color=ACCENT, linewidth=1.6)
         if life.first is not None:
             axes.plot(life.first + 1, row + 0.5, "D", markersize=3.4, color=INK, markeredgecolor="white", mew=0.5)
+
+
+def _hair_lines(engine: dict) -> bool:
+    """So many requests that their rows have no room for marks."""
+    return height(engine) / max(1, len(lives(engine))) < 0.06
 
 
 def _waits(life: Life, end: int) -> list[tuple[int, int]]:
@@ -42,12 +47,15 @@ def _waits(life: Life, end: int) -> list[tuple[int, int]]:
 def legend(data: dict) -> list[tuple]:
     from matplotlib.lines import Line2D
 
-    return [
-        *phase_handles(data, {run[2] for engine in data["engines"] for run in engine["runs"]}),
-        ("waiting", Line2D([], [], color=DIM, linewidth=0.7)),
-        ("first token", Line2D([], [], color=INK, marker="D", markersize=3.4, linestyle="")),
-        ("longest gap between two tokens", Line2D([], [], color=ACCENT, linewidth=1.6)),
-    ]
+    entries = phase_handles(data, {run[2] for engine in data["engines"] for run in engine["runs"]})
+    if any(_waits(life, len(engine["time"])) for engine in data["engines"] for life in lives(engine)):
+        entries.append(("waiting", Line2D([], [], color=DIM, linewidth=0.7)))
+    marked = [life for engine in data["engines"] if not _hair_lines(engine) for life in lives(engine)]
+    if any(life.first is not None for life in marked):
+        entries.append(("first token", Line2D([], [], color=INK, marker="D", markersize=3.4, linestyle="")))
+    if any(life.worst for life in marked):
+        entries.append(("longest gap between two tokens", Line2D([], [], color=ACCENT, linewidth=1.6)))
+    return entries
 
 
 def _short(name: str) -> str:

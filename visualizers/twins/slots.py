@@ -2,10 +2,12 @@
 
 from itertools import groupby
 
+from visualizers.figures import figures
 from visualizers.twins.common import (
     CHARACTER,
     GRID,
     INK,
+    MOST_CELLS,
     SHARE,
     WIDTH,
     add_boxes,
@@ -19,7 +21,6 @@ from visualizers.twins.common import (
 )  # fmt: skip
 
 TIMED = True
-MOST_GRID = 160  # iterations; beyond, a line between any two would be all that is seen
 
 
 def height(engine: dict) -> float:
@@ -33,7 +34,7 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     rows = range(0, slots, every)
     axes.set_yticks([row + 0.5 for row in rows], [f"slot {row}" if row == 0 else str(row) for row in rows])
     axes.hlines(range(slots + 1), 0, count, color=GRID, linewidth=0.5, zorder=0)
-    if longest <= MOST_GRID:
+    if longest <= MOST_CELLS:
         axes.vlines(range(count + 1), 0, slots, color=GRID, linewidth=0.5, zorder=0)
     add_runs(axes, data, engine["runs"], [run[0] + 0.06 for run in engine["runs"]], 0.88)
     _draw_stretches(axes, engine, data)
@@ -47,7 +48,8 @@ def legend(data: dict) -> list[tuple]:
 
     outline = edge(data["palette"][0])
     entries = phase_handles(data, {run[2] for engine in data["engines"] for run in engine["runs"]})
-    entries.append(("idle", Patch(facecolor="none", edgecolor=GRID)))
+    if any(figures(engine)["idle_slot_steps"] for engine in data["engines"]):
+        entries.append(("idle", Patch(facecolor="none", edgecolor=GRID)))
     if any(engine["preempted"] for engine in data["engines"]):
         entries.append(("preempted", Patch(facecolor="none", edgecolor=outline, linestyle="--")))
     if any(engine["held"] for engine in data["engines"]):
