@@ -314,7 +314,7 @@ def show_paper(full: bool, path: Path | None) -> int:
         within = "yes" if row.within else "NO"
         table.add_row(row.source, Text(row.what + mark), row.kind, published, f"{row.ours:.4g}", limits, within)
     console = Console(highlight=False, markup=False)
-    console.width = max(console.width, 128)  # cells that break over lines could not be read
+    console.width = max(console.width, 132)  # cells that break over lines could not be read
     console.print(table)
     console.print("class: A exact, B a roofline by hand, C a ratio of simulated runs, D an order only")
     for number, note in enumerate(notes, start=1):
