@@ -209,10 +209,12 @@ def test_a_page_is_filled_between_its_markers_and_nowhere_else():
 
 def test_the_readme_states_the_measured_figures():
     """They are generated (python -m tinyengine.bench.readme), never typed."""
-    text = readme.README.read_text(encoding="utf-8")
     parts = readme.blocks()
     assert all(parts.values()), "a benchmark has no results"
-    assert readme.fill(text, parts) == text
+    assert sorted(name for names in readme.PAGES.values() for name in names) == sorted(BENCHMARKS)
+    for page, names in readme.PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        assert readme.fill(text, {name: parts[name] for name in names}) == text
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)

@@ -12,7 +12,7 @@ from tinyengine.model.evaluate import as_markdown
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted(path for folder in ("lessons", "solutions", "exercises") for path in (ROOT / folder).glob("*.ipynb"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "invariance.md", *NOTEBOOKS]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]
 
 
 def prose(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""`python -m tinyengine.bench.readme` writes the README's tables, between their markers, from results/*.json."""
+"""`python -m tinyengine.bench.readme` writes the tables of the README and of docs/measured.md, between their markers, from
+results/*.json."""
 
 import json
 import re
@@ -7,7 +8,11 @@ from pathlib import Path
 from tinyengine.bench import BENCHMARKS, benchmark
 
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    ROOT / "README.md": ("stages", "stall", "peers"),
+    ROOT / "docs" / "measured.md": ("invariance", "scheduler", "simulate", "fit"),
+}
 
 
 def blocks(folder: Path = RESULTS) -> dict[str, str]:
@@ -46,4 +51,7 @@ def _circumstances(record: dict) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(fill(README.read_text(encoding="utf-8"), blocks()), encoding="utf-8")
+    made = blocks()
+    for page, names in PAGES.items():
+        text = fill(page.read_text(encoding="utf-8"), {name: made[name] for name in names})
+        page.write_text(text, encoding="utf-8")
