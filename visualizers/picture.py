@@ -22,6 +22,7 @@ class Place:
     view: str
     top: float
     height: float
+    numbered: bool  # the iterations' numbers stand below it
 
 
 def draw(data: dict) -> bytes:
@@ -47,9 +48,9 @@ def render(data: dict) -> tuple[bytes, list[Place], float]:
             axes = figure.add_axes((LEFT, bottom, SHARE, place.height / total))
             first = number == 0 or places[number - 1].engine is not place.engine
             _draw_view(axes, place, data, longest, first)
-            after = places[number + 1] if number + 1 < len(places) else None
-            if after is None or not _timed(after) or (after.engine is not place.engine and len(data["views"]) > 1):
-                _label_iterations(axes, place)
+            if place.numbered:
+                axes.set_xlabel("iteration", fontsize=8, color=DIM)
+                axes.tick_params(labelbottom=True)
         for number, entries in enumerate(legend):
             _draw_legend(figure, entries, (FOOT / 2 + LEGEND_LINE * (len(legend) - 1 - number)) / total)
         out = io.BytesIO()
@@ -62,14 +63,14 @@ def render(data: dict) -> tuple[bytes, list[Place], float]:
 def layout(data: dict) -> tuple[list[Place], float]:
     """The views of all engines from top to bottom, and where the last one ends."""
     places, top = [], 0.0
+    last = ([view for view in data["views"] if TWINS[view].TIMED] or [None])[-1]
     for engine in data["engines"]:
         top += TITLE
         for view in data["views"]:
             height = TWINS[view].height(engine)
-            places.append(Place(engine, view, top, height))
-            top += height + BETWEEN
-            if TWINS[view].TIMED and view == [v for v in data["views"] if TWINS[v].TIMED][-1]:
-                top += AXIS * (len(data["views"]) > 1 or engine is data["engines"][-1])
+            numbered = view == last and (len(data["views"]) > 1 or engine is data["engines"][-1])
+            places.append(Place(engine, view, top, height, numbered))
+            top += height + BETWEEN + AXIS * numbered
         top -= BETWEEN
     return places, top + BETWEEN
 
@@ -117,12 +118,6 @@ def _draw_view(axes, place: Place, data: dict, longest: int, first: bool):
         low, high = axes.get_ylim()
         around = [here, here + 1, here + 1, here, here], [low, low, high, high, low]
         axes.plot(*around, color=ACCENT, linewidth=1.3, clip_on=False)
-
-
-def _label_iterations(axes, place: Place):
-    if _timed(place):
-        axes.set_xlabel("iteration", fontsize=8, color=DIM)
-        axes.tick_params(labelbottom=True)
 
 
 def _draw_legend(figure, entries: list[tuple], bottom: float):

@@ -3,6 +3,7 @@
 import base64
 import io
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ from PIL import Image
 from trace_samples import CHUNKS, busy, requests, run, sized
 
 from tinyengine.memory import Slots
+from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Orca, Static
-from tinyengine.trace import Iteration, RequestRecord, Span, Trace
+from tinyengine.trace import Holding, Iteration, RequestRecord, Span, Trace
 from visualizers import compare, picture, show
 from visualizers.figures import lives
 from visualizers.player import VIEWS
-from visualizers.twins import text
-from visualizers.twins.common import LEFT, SHARE
+from visualizers.twins import memory, text
+from visualizers.twins.common import LEFT, SHARE, fit
 from visualizers.twins.common import pale as mixed
 
 
@@ -162,6 +164,47 @@ def test_chunks_of_one_size_stand_apart():
     cell = 1350 * SHARE / 6.006
     found = [any(white[round(1350 * LEFT + cell * n) - 2 :][:5]) for n in range(1, 6)]
     assert found == [True, True, True, False, False]
+
+
+def test_the_numbers_of_iterations_have_room_wherever_text_stands():
+    places, _ = picture.layout(show(CHUNKS, views=["requests", "text", "slots", "flat"]).data)
+    assert [place.view for place in places if place.numbered] == ["slots"]
+    for place, after in pairwise(places):
+        assert after.top >= place.top + place.height + picture.AXIS * place.numbered
+
+
+def test_a_long_name_ends_in_an_ellipsis_and_fits():
+    for name in ("conversation-with-17", "M" * 14, "w"):
+        shown = fit(name, 0.56, 8)
+        assert shown == name or (shown.endswith("…") and name.startswith(shown[:-1]))
+        assert len(shown) >= min(len(name), 4)
+    assert fit("iiiiiiiiiiiiii", 0.56, 8) == "iiiiiiiiiiiiii" and len(fit("M" * 14, 0.56, 8)) < 7
+
+
+def test_nothing_but_the_background_is_at_the_left_edge():
+    named = [Request("M" * 20, [1], SamplingParams(max_tokens=2)), Request("long-name" * 9, [1])]
+    image = pixels(show(run(Orca, named, 2), views=["requests"]).to_png())
+    assert (image[:, :3] == 1).all()
+
+
+def test_thin_blocks_have_no_outline():
+    """An outline is darker than what it surrounds: of 230 blocks, none is seen."""
+
+    def dark(blocks: int) -> float:
+        holdings = [Holding(((n, n + 1),), 1) for n in range(blocks)]
+        iteration = Iteration(0.0, 1, (), memory={f"r{n}": held for n, held in enumerate(holdings)})
+        records = {f"r{n}": RequestRecord(f"r{n}", 1, 1, 0.0) for n in range(blocks)}
+        trace = Trace("", 1, blocks, 1, False, requests=records, iterations=[iteration])
+        image = pixels(show(trace, views="memory").to_png())
+        return (image[80:270, 120:1300, :3].sum(axis=-1) < 1.4).mean()
+
+    assert dark(230) == 0 < dark(20)
+
+
+def test_memory_in_words_has_one_style_of_number():
+    trace = run(Orca, sized((1310, 2)), 1, Slots(131072))
+    words = memory.words(show(trace).data["engines"][0], 0)
+    assert words.startswith("iteration 0: 1 % of 131,072 slots held, 1 % filled")
 
 
 def test_drawing_leaves_pyplot_alone():

@@ -133,8 +133,8 @@ const arenaNow = {
   words(player, engine, i) {
     const map = engine.memoryMap;
     if (map.empty) return [];
-    const { held, filled, lost } = map.figures(i), whole = `${map.size} slots` + (map.block > 1 ? ` in ${map.size / map.block} blocks of ${map.block}` : "");
-    const text = `held ${held} of ${whole} (${percent(held, map.size)}), filled ${filled} (${percent(filled, map.size)}), `
+    const { held, filled, lost } = map.figures(i), whole = `${thousands(map.size)} slots` + (map.block > 1 ? ` in ${thousands(map.size / map.block)} blocks of ${map.block}` : "");
+    const text = `held ${thousands(held)} of ${whole} (${percent(held, map.size)}), filled ${thousands(filled)} (${percent(filled, map.size)}), `
       + `so ${percent(held - filled, held)} of what is held is empty`;
     return [["memory", text + (map.contiguous ? `; ${plural(lost, "free slot")} outside the largest hole` : "")]];
   },

@@ -108,6 +108,7 @@ function fit(g, pen, text, room) {
 }
 
 const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
+const thousands = (count) => count.toLocaleString("en-US");
 const percent = (part, whole) => `${whole ? Math.round((100 * part) / whole) : 0} %`;
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 

@@ -1,5 +1,7 @@
 """Colours, hatching and boxes of all twins; the same as in static/style.js."""
 
+import warnings
+
 WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and sharp on dense screens
 LEFT, SHARE = 0.07, 0.922  # of the width: where the cells begin, and how wide they are
 HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
@@ -68,7 +70,7 @@ def add_runs(axes, data: dict, runs: list[list], tops: list[float], height: floa
         hues = [hue_of(data, run[1]) for run, _ in own]
         add_boxes(axes, boxes, facecolors=[fill(hue, phase) for hue in hues], **hatching(phase))
         if phase == "chunk" and longest <= MOST_CELLS:
-            line = min(1.4, 60 / longest)
+            line = min(1.4, 60 / max(1, longest))
             for run, top in own:
                 axes.vlines(range(run[3] + 1, run[3] + run[4]), top, top + height, color="white", linewidth=line)
         add_boxes(axes, boxes, facecolors="none", edgecolors=[edge(hue) for hue in hues], linewidths=0.6)
@@ -85,6 +87,24 @@ def phase_handles(data: dict, used: set[int]) -> list[tuple]:
         for number, name in enumerate(data["phases"])
         if number in used
     ]
+
+
+def fit(name: str, inches: float, size: float) -> str:
+    """The name, or as much of it as has room in letters of `size` points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextToPath
+
+    font = FontProperties(size=size)
+
+    def wide(text: str) -> float:
+        return TextToPath().get_text_width_height_descent(text, font, ismath=False)[0] / 72
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # see picture.render
+        shown = name
+        while shown and wide(shown) > inches:
+            shown = shown.removesuffix("…")[:-1] + "…"
+        return shown
 
 
 def iteration_ticks(axes, longest: int):

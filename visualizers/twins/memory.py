@@ -1,9 +1,10 @@
 """The K/V arena: every address over time, by owner."""
 
 from visualizers.memory_map import MemoryMap
-from visualizers.twins.common import DIM, GRID, INK, WASH, add_boxes, box, edge, hue_of, mid, mix, pale
+from visualizers.twins.common import DIM, DPI, GRID, INK, WASH, add_boxes, box, edge, hue_of, mid, mix, pale
 
 TIMED = True
+MOST_THIN = 4  # px; of a lower box, an outline would be all that is seen
 NOTE = 0.14  # of the arena's height, for a line of words above it
 
 
@@ -20,6 +21,7 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     axes.set(ylim=(memory.shown, -NOTE * memory.shown))
     axes.text(0, -NOTE / 2 * memory.shown, words(engine, here), fontsize=7.5, color=DIM, va="center")
     axes.set_yticks([0, memory.shown], ["slot 0" if block == 1 else "block 0", str(memory.shown // block)])
+    outlined = MOST_THIN * (1 + NOTE) * memory.shown / (height(engine) * DPI)
     for number, (request, _, end, parts, _) in enumerate(memory.holdings):
         hue, place = hue_of(data, request), 0
         boxes = [box(since, end, slot, past) for since, slot, past in parts]
@@ -28,7 +30,8 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
         for since, slot, past in parts:
             _draw_filled(axes, memory, number, (since, slot, past), place, mid(hue))
             place += past - slot
-        add_boxes(axes, boxes, facecolors="none", edgecolors=edge(hue), linewidths=0.5)
+        tall = [box(since, end, slot, past) for since, slot, past in parts if past - slot >= outlined]
+        add_boxes(axes, tall, facecolors="none", edgecolors=edge(hue), linewidths=0.5)
     add_boxes(axes, _shared(memory, len(engine["time"])), facecolors="none", edgecolors=INK, linewidths=0.8)
     axes.hlines([0, memory.shown], 0, len(engine["time"]), color=GRID, linewidth=0.8)
 
@@ -54,8 +57,9 @@ def words(engine: dict, here: int) -> str:
     if here < 0 or not engine["memory"]:
         return ""
     size, shown = engine["num_slots"], MemoryMap(engine).figures(here)
-    text = f"iteration {here}: {shown['held'] / size:.0%} of {size} slots held, {shown['filled'] / size:.0%} filled"
-    return text + (f", {shown['lost']} free slots outside the largest hole" if engine["contiguous"] else "")
+    held, filled = (f"{100 * shown[key] / size:.0f} %" for key in ("held", "filled"))
+    text = f"iteration {here}: {held} of {size:,} slots held, {filled} filled"
+    return text + (f", {shown['lost']:,} free slots outside the largest hole" if engine["contiguous"] else "")
 
 
 def _shared(memory: MemoryMap, count: int) -> list:

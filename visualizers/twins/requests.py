@@ -1,9 +1,10 @@
 """Queue and lifecycles: one row per request, in order of arrival."""
 
 from visualizers.figures import Life, lives
-from visualizers.twins.common import ACCENT, DIM, INK, add_runs, phase_handles
+from visualizers.twins.common import ACCENT, DIM, INK, LEFT, WIDTH, add_runs, fit, phase_handles
 
 TIMED = True
+NAME = WIDTH * LEFT - 0.07  # inches of a name, left of the cells
 
 
 def height(engine: dict) -> float:
@@ -17,7 +18,8 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     axes.set(ylim=(count, 0))
     every = max(1, round(0.13 * count / height(engine) + 0.49))
     named = list(rows)[::every]
-    axes.set_yticks([rows[request][0] + 0.5 for request in named], [_short(data["requests"][r][1]) for r in named])
+    names = [fit(data["requests"][request][1], NAME, 8) for request in named]
+    axes.set_yticks([rows[request][0] + 0.5 for request in named], names)
     waits = [(row + 0.5, *wait) for row, life in rows.values() for wait in _waits(life, end)]
     if waits:
         axes.hlines(*zip(*waits, strict=True), color=DIM, linewidth=0.7, zorder=0)
@@ -56,7 +58,3 @@ def legend(data: dict) -> list[tuple]:
     if any(life.worst for life in marked):
         entries.append(("longest gap between two tokens", Line2D([], [], color=ACCENT, linewidth=1.6)))
     return entries
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 9 else name[:8] + "…"

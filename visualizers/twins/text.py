@@ -1,11 +1,12 @@
 """The outputs as they stand at the playhead; the first token that is not the expected one begins the part in red."""
 
 from visualizers.figures import Life, lives
-from visualizers.twins.common import ACCENT, DIM, INK, hue_of, playhead
+from visualizers.twins.common import ACCENT, DIM, INK, SHARE, WIDTH, fit, hue_of, playhead
 
 TIMED = False
 MOST, LINE = 12, 0.19  # requests, inches
 ROOM = 96  # characters of a line
+NAME = 0.088 * WIDTH * SHARE  # inches of a name
 
 
 def height(engine: dict) -> float:
@@ -20,7 +21,7 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     for row, life in enumerate(arrived[:MOST]):
         name = data["requests"][life.request][1]
         axes.plot([0.002, 0.002], [row + 0.15, row + 0.85], color=hue_of(data, life.request), linewidth=3)
-        axes.text(0.008, row + 0.5, name[:10], va="center", fontsize=7.5, color=INK, parse_math=False)
+        axes.text(0.008, row + 0.5, fit(name, NAME, 7.5), va="center", fontsize=7.5, color=INK, parse_math=False)
         count, (right, rest) = _count(life, here), _parts(engine, data, life, here)
         style = {"fontsize": 7.5, "parse_math": False}
         said = axes.annotate(right, (0.1, row + 0.5), va="center", color=INK, **style) if right else None
