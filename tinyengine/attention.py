@@ -137,7 +137,7 @@ class PagedAttention:
             keys, values = (in_blocks(arena[layer], batch.block_size) for arena in (self.cache.keys, self.cache.values))
             out = torch.empty_like(q)
             for group in groups:
-                out[group.rows] = group.attend(q[group.rows], group.read(keys), group.read(values))
+                out[group.rows] = group.attend(q[group.rows], keys, values)
             return out
 
         return attend
@@ -219,40 +219,39 @@ class Group:
     """m requests of a batch that share a call of attention, and where their K/V are.
 
     rows: their rows in the batch. blocks [m * w]: their blocks, one request behind the other; w is as many as the
-    longest has, and the others' own first block stands in for the rest. unused: which of the m * w * block_size slots
-    hold nothing of theirs. hidden [m, 1, 1, w * block_size]: 0, or -inf for a key that is not there.
+    longest has, and the others' own first block stands in for the rest. For m > 1: unused, which of the
+    m * w * block_size slots hold nothing of theirs; hidden [m, 1, 1, w * block_size], 0, or -inf for a key that is not
+    there.
     """
 
     def __init__(self, batch: Batch, requests: list[int], dtype: torch.dtype):
+        device = batch.tokens.device
         starts = [0, *accumulate(batch.counts)]
-        self.rows = torch.tensor([row for index in requests for row in range(starts[index], starts[index + 1])])
         self.lengths = [batch.lengths[index] for index in requests]
         tables = [batch.tables[index][: -(-batch.lengths[index] // batch.block_size)] for index in requests]
         width = max(map(len, tables))
-        self.blocks = torch.tensor([[*table, *[table[0]] * (width - len(table))] for table in tables]).flatten()
+        filled = [[*table, *[table[0]] * (width - len(table))] for table in tables]
+        self.blocks = torch.tensor(filled, device=device).flatten()
+        if len(requests) == 1:
+            self.rows = slice(starts[requests[0]], starts[requests[0] + 1])
+            return
+        self.rows = torch.tensor([starts[index] for index in requests], device=device)  # only decodes share a call
         missing = torch.arange(width * batch.block_size) >= torch.tensor(self.lengths)[:, None]
-        self.unused = missing.flatten().nonzero()[:, 0]
-        self.hidden = torch.zeros(missing.shape, dtype=dtype).masked_fill(missing, -torch.inf)[:, None, None]
-        device = batch.tokens.device
-        if device.type != "cpu":
-            self.rows, self.blocks, self.unused, self.hidden = (
-                own.to(device) for own in (self.rows, self.blocks, self.unused, self.hidden)
-            )
-
-    def read(self, arena: torch.Tensor) -> torch.Tensor:
-        """arena [blocks, block_size, kv_heads, head_dim] -> [m, w * block_size, kv_heads, head_dim], with zeros where
-        nothing is: a masked value takes part as 0 * value, and the slot's last owner may have left a NaN there."""
-        copy = arena.index_select(0, self.blocks)  # block by block: about three times as fast as slot by slot
-        copy.flatten(0, 1).index_fill_(0, self.unused, 0)
-        return copy.view(len(self.lengths), -1, *arena.shape[2:])
+        self.unused = missing.flatten().nonzero()[:, 0].to(device)
+        self.hidden = torch.zeros(missing.shape, dtype=dtype).masked_fill(missing, -torch.inf)[:, None, None].to(device)
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """q [rows, heads, head_dim], keys and values as read -> [rows, heads, head_dim]"""
-        m, kv_heads = len(self.lengths), keys.shape[2]
+        """q [rows, heads, head_dim]; keys, values [blocks, block_size, kv_heads, head_dim], one layer of the arena ->
+        [rows, heads, head_dim]"""
+        m, kv_heads, head_dim = len(self.lengths), *keys.shape[2:]
+        # block by block: about three times as fast as slot by slot
+        keys, values = (arena.index_select(0, self.blocks).flatten(0, 1) for arena in (keys, values))
         if m == 1:
-            return one_request(q, keys[0, : self.lengths[0]], values[0, : self.lengths[0]])
-        grouped = q.view(m, kv_heads, -1, q.shape[-1])  # as in one_request: the group is rows of one product
-        keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # [m, kv_heads, w * block_size, head_dim]
+            return one_request(q, keys[: self.lengths[0]], values[: self.lengths[0]])
+        for copy in (keys, values):
+            copy.index_fill_(0, self.unused, 0)  # a masked value takes part as 0 * value, and may be somebody's NaN
+        keys, values = (copy.view(m, -1, kv_heads, head_dim).transpose(1, 2) for copy in (keys, values))
+        grouped = q.view(m, kv_heads, -1, head_dim)  # as in one_request: the group is rows of one product
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self.hidden).reshape(q.shape)
 
 

@@ -1,4 +1,4 @@
-"""`python -m tinyengine.bench.readme` writes the tables of the README and of docs/measured.md, between their markers, from
+"""`python -m tinyengine.bench.readme` writes the tables of README.md and docs/measured.md, between their markers, from
 results/*.json."""
 
 import json
