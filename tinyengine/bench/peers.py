@@ -301,7 +301,7 @@ def _attention_operands(iteration: Iteration, config, device) -> list[tuple[torc
 def table(result: dict) -> Table:
     rows = []
     for name, load in result["loads"].items():
-        rows.append((name, *[""] * 8))
+        rows.append((name, *[""] * 7))
         slowest = load["rows"][0]["wall_s"]
         for row in load["rows"]:
             limit = row.get("limit_s")
@@ -310,7 +310,6 @@ def table(result: dict) -> Table:
                     f"- {row['name']}",
                     number(row["wall_s"], 2),
                     number(row["cpu_s"], 2),
-                    number(row["tokens_per_s"]),
                     f"{slowest / row['wall_s']:.1f}x",
                     "-" if limit is None else f"{row['wall_s'] / limit:.2f}x",
                     number(row.get("ttft_p50_ms")),
@@ -328,5 +327,5 @@ def table(result: dict) -> Table:
         "schedule, on operands that lie ready. exact: the same tokens as transformers one by one. Medians of "
         f"{result['repeats']} runs that took turns."
     )
-    header = ("engine", "wall s", "CPU s", "tok/s", "speed", "of the limit", "TTFT p50 ms", "TBT p99 ms", "exact")
+    header = ("engine", "wall s", "CPU s", "speed", "of the limit", "TTFT p50 ms", "TBT p99 ms", "exact")
     return Table(header, rows, note)
