@@ -217,7 +217,9 @@ def test_no_feedback_drives_it_past_its_limits(line, target, minimum, align, max
         assert isinstance(budget.tokens, int) and minimum <= budget.tokens <= maximum
 
 
-@pytest.mark.parametrize(("n_tokens", "seconds"), [(480, nan), (480, inf), (480, 0.0), (480, -1.0), (0, 1.0), (-9, 1.0)])
+@pytest.mark.parametrize(
+    ("n_tokens", "seconds"), [(480, nan), (480, inf), (480, 0.0), (480, -1.0), (0, 1.0), (-9, 1.0)]
+)
 def test_a_number_that_is_no_time_is_passed_over(n_tokens, seconds):
     budget = adaptive()
     for _ in range(AdaptiveBudget.WINDOW):
