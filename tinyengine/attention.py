@@ -244,7 +244,7 @@ class Group:
         """q [rows, heads, head_dim]; keys, values [blocks, block_size, kv_heads, head_dim], one layer of the arena ->
         [rows, heads, head_dim]"""
         m, kv_heads, head_dim = len(self.lengths), *keys.shape[2:]
-        # block by block: about three times as fast as slot by slot
+        # block by block: fewer and longer pieces to copy than slot by slot
         keys, values = (arena.index_select(0, self.blocks).flatten(0, 1) for arena in (keys, values))
         if m == 1:
             return one_request(q, keys[: self.lengths[0]], values[: self.lengths[0]])

@@ -27,8 +27,8 @@ class Operators:
 
 
 class Packed(Operators):
-    """The same, with a second copy of the weights in the order in which oneDNN's kernels read them. In float32 on a
-    CPU, F.linear goes to MKL, which arranges the weights anew in every call; on some CPUs that takes twice as long."""
+    """The same, with a second copy of the weights in the order in which oneDNN's kernels read them: nothing is to be
+    rearranged in a call. In float32 on a CPU, F.linear does without, and was slower where this was tried."""
 
     def __init__(self, model: torch.nn.Module):
         weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
