@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tinyengine import load_model
+from tinyengine.model.untrained import save_random_model
 from tinyengine.oracle import Oracle
 
 
@@ -31,10 +32,10 @@ def random_folder(tmp_path_factory):
 
     The weights are large (std 0.1), so that outputs differ from request to request: with the usual 0.02 nearly every
     model says one token for ever, and a wrong batch would go unnoticed."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
+    folder = tmp_path_factory.mktemp("random-qwen3")
+    save_random_model(
+        folder,
+        max_shard_size="100KB",
         vocab_size=300,
         hidden_size=64,
         intermediate_size=96,
@@ -46,11 +47,8 @@ def random_folder(tmp_path_factory):
         tie_word_embeddings=False,
         initializer_range=0.1,
         eos_token_id=5,
-        bos_token_id=None,
         pad_token_id=0,
     )
-    folder = tmp_path_factory.mktemp("random-qwen3")
-    Qwen3ForCausalLM(config).save_pretrained(folder, max_shard_size="100KB")
     return folder
 
 

@@ -21,6 +21,7 @@ from tinyengine.attention import paged_attention
 from tinyengine.bench.table import Table, number, percent
 from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
+from tinyengine.model.untrained import save_random_model
 from tinyengine.oracle import Oracle
 from tinyengine.request import SamplingParams
 from tinyengine.sampler import choose
@@ -70,19 +71,12 @@ def run(
         "flop_per_s": matrix_rate(device, dtype, matrix),
     }
     with TemporaryDirectory() as folder:
-        save_random_model(Path(folder), shapes, dtype)
+        save_random_model(Path(folder), dtype, **shapes)
         model = load_model(folder, device, dtype)
         steps = [(n, contexts[0]) for n in batches] + [(batches[0], context) for context in contexts[1:]]
         result["decode"] = [decode_step(model, n, context, result["ceilings"]) for n, context in steps]
         result["prefill"] = prefill(model, prompt, result["ceilings"])
     return result
-
-
-def save_random_model(folder: Path, shapes: dict, dtype: torch.dtype):
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(Qwen3Config(**shapes, eos_token_id=None)).to(dtype).save_pretrained(folder)
 
 
 # what must be right before it is timed

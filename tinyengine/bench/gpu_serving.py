@@ -8,11 +8,12 @@ from time import perf_counter
 
 import torch
 
-from tinyengine.bench.gpu import BUDGET, QWEN3_06B, SWITCHES, free_memory, possible, save_random_model
+from tinyengine.bench.gpu import BUDGET, QWEN3_06B, SWITCHES, free_memory, possible
 from tinyengine.bench.peers import Job, Load, generate_batch, short_long_mix, transformers_model
 from tinyengine.bench.table import Table, number
 from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
+from tinyengine.model.untrained import save_random_model
 from tinyengine.request import SamplingParams
 
 PEER = "transformers, generate_batch"
@@ -40,7 +41,7 @@ def run(
     loads: for the embedded model, short_long_mix if None."""
     results = {}
     with TemporaryDirectory() as folder:
-        save_random_model(Path(folder), shapes, dtype)
+        save_random_model(Path(folder), dtype, **shapes)
         load = nano_vllm(requests, longest, shapes["vocab_size"])
         model = load_model(folder, device, dtype)
         results[load.name] = serving(model, load)

@@ -21,6 +21,7 @@ from tinyengine.bench.table import Table, number
 from tinyengine.engine import Engine
 from tinyengine.metrics import measure
 from tinyengine.model.load import load_model
+from tinyengine.model.untrained import save_random_model
 from tinyengine.request import SamplingParams
 from tinyengine.stages import STAGES
 from tinyengine.trace import Iteration, Trace
@@ -29,6 +30,19 @@ from tinyengine.workload import VOCABULARY, workload
 STAGES_COMPARED = ("static", "orca", "selective", "paged", "chunked")  # what invariance costs has its own table
 BUDGET = 128  # of the stages that have one: the prompts are of up to 256 and of 512 tokens, and are to be cut
 PAGE = 16  # slots of a block, for transformers as for us
+SHAPES = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=256,
+    intermediate_size=768,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=32,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    initializer_range=0.08,
+    pad_token_id=0,
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +103,7 @@ def run(
     """{"repeats", "loads": {name: {"requests", "max_num_seqs", "output_tokens", "rows": [...]}}}; of a row: "name",
     "wall_s", "cpu_s", "tokens_per_s", "exact", and for a stage "iterations", "ttft_p50_ms", "tbt_p99_ms", "limit_s"."""
     with TemporaryDirectory() as folder:
-        save_random_model(Path(folder))
+        save_random_model(Path(folder), **SHAPES)
         hf, ours = transformers_model(folder, device), load_model(folder, device, torch.float32)
     results = {}
     for load in loads or (mixed(), short_long_mix()):
@@ -137,28 +151,6 @@ def _row(name: str, runs: list[Run], limits: list[float], right: list[list[int]]
         row["tbt_p99_ms"] = 1000 * median(m.tbt.p99 for m in measured)
         row["limit_s"] = median(limits)
     return row
-
-
-def save_random_model(folder: Path):
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-        eos_token_id=0,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
 
 
 def transformers_model(folder: str | Path, device: str):
