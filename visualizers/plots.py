@@ -157,18 +157,29 @@ def capacity_bars(
 
 
 def latency_throughput(
-    curves: Mapping[str, Points], slo: float | None = None, x: str = "requests / s", y: str = "p99 TBT, ms"
+    curves: Mapping[str, Points],
+    slo: float | Mapping[str, float] | None = None,
+    x: str = "requests / s",
+    y: str = "p99 TBT, ms",
+    title: str = "",
+    logarithmic: bool = False,
 ) -> Chart:
-    """curves: by system, (load, latency in seconds). slo: seconds; where a curve crosses it is the capacity."""
-    chart = Chart(x, y)
+    """curves: by system, (load, latency in seconds). slo: seconds, promised of all curves or of those that it names;
+    where a curve crosses it is the capacity. logarithmic: for latencies that differ by orders of magnitude."""
+    chart = Chart(x, y, title)
     axes = chart.axes[0]
     _lines(axes, {name: [(load, 1e3 * latency) for load, latency in points] for name, points in curves.items()})
-    if slo is not None:
-        axes.axhline(1e3 * slo, color=ACCENT, linewidth=1.2, label=f"SLO: {1e3 * slo:g} ms")
-        for number, points in enumerate(curves.values()):
-            if (load := capacity(points, slo)) is not None:
-                axes.plot(load, 1e3 * slo, "|", markersize=14, markeredgewidth=2, color=edge(_hue(number)))
-    axes.set_ylim(bottom=0)
+    promises = slo if isinstance(slo, Mapping) else {} if slo is None else dict.fromkeys(curves, slo)
+    for promise in dict.fromkeys(promises.values()):
+        axes.axhline(1e3 * promise, color=ACCENT, linewidth=1.2, label=f"SLO: {1e3 * promise:g} ms")
+    for number, (name, points) in enumerate(curves.items()):
+        if name in promises and (load := capacity(points, promises[name])) is not None:
+            mark = {"markersize": 14, "markeredgewidth": 2, "color": edge(_hue(number))}
+            axes.plot(load, 1e3 * promises[name], "|", **mark)
+    if logarithmic:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)
     return chart

@@ -33,6 +33,17 @@ def test_throughput_and_latency_curves_have_the_points_that_were_given():
     assert "SLO: 200 ms" in drawn
 
 
+def marks(chart) -> list[float]:
+    return [pytest.approx(line.get_xdata()[0]) for line in chart.axes[0].lines if line.get_marker() == "|"]
+
+
+def test_a_promise_is_of_all_curves_or_of_those_it_names():
+    assert marks(plots.latency_throughput(CURVES, slo=0.2)) == [2.5, 1.25]
+    assert marks(plots.latency_throughput(CURVES, slo={"b": 0.2})) == [1.25]
+    assert marks(plots.latency_throughput(CURVES)) == []
+    assert plots.latency_throughput(CURVES, logarithmic=True).axes[0].get_yscale() == "log"
+
+
 def test_capacity_is_where_a_curve_crosses_the_slo():
     assert plots.capacity(CURVES["a"], 0.2) == pytest.approx(2.5)
     assert plots.capacity(CURVES["b"], 0.3) == pytest.approx(1.5)

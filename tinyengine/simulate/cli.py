@@ -193,10 +193,16 @@ def _curve(args, deployment: Deployment, slo: Slo) -> dict:
         points = curve(_trial(args, deployment, slo), rates, bar.update)
     _show(points, args)
     if args.plot:
-        from visualizers.curve import draw
+        from visualizers import plots  # imported here: the numbers alone need no picture
 
         title = f"{args.model} on {args.tp * args.pp} x {args.gpu}, {args.scheduler}, {args.workload}"
-        args.plot.write_bytes(draw(points, title, slo.tbt))
+        curves = {
+            f"{time.upper()} {percentile}": [(point["rate"], point[time][percentile]) for point in points]
+            for time in ("tbt", "ttft")
+            for percentile in ("p50", "p99")
+        }
+        promise = {} if slo.tbt is None else {"TBT p99": slo.tbt}
+        plots.latency_throughput(curves, promise, y="ms", title=title, logarithmic=True).to_png(args.plot)
         print(f"plot: {args.plot}")
     return {"points": points}
 
