@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tinyengine import load_model
-from tinyengine.bench import BENCHMARKS, ON_CUDA, benchmark, gpu, gpu_serving
+from tinyengine.bench import BENCHMARKS, ON_CUDA, benchmark, gpu, gpu_serving, limits
 from tinyengine.bench.peers import Job, Load
 
 SHAPES = dict(
@@ -44,9 +44,9 @@ def test_the_bytes_of_a_step_are_those_of_weights_and_keys(tiny):
     model = load_model("tiny", "cpu", torch.bfloat16)
     weights = sum(weight.numel() for weight in {id(own): own for own in model.parameters()}.values())
     config = model.config
-    assert gpu._weight_bytes(model) == 2 * weights and config.tie_word_embeddings
+    assert limits.weight_bytes(model) == 2 * weights and config.tie_word_embeddings
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert gpu._kv_bytes(model) == 2 * per_token
+    assert limits.kv_bytes(model) == 2 * per_token
 
 
 @pytest.mark.slow

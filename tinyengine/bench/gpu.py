@@ -8,7 +8,6 @@ tokens of every switch to those of transformers.
 
 import gc
 import random
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from time import perf_counter
 import torch
 
 from tinyengine.attention import paged_attention
+from tinyengine.bench.limits import copy_bandwidth, flop_of, kv_bytes, matrix_rate, seconds, weight_bytes
 from tinyengine.bench.table import Table, number, percent
 from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
@@ -67,7 +67,7 @@ def run(
     result = {"triton": _version("triton"), "kernels": kernel_errors(device)}
     result["same_tokens"] = same_tokens(device, checked)
     result["ceilings"] = {
-        "bytes_per_s": copy_bandwidth(device, megabytes),
+        "bytes_per_s": copy_bandwidth(device, 2 * megabytes * 2**20),
         "flop_per_s": matrix_rate(device, dtype, matrix),
     }
     with TemporaryDirectory() as folder:
@@ -143,42 +143,6 @@ def same_tokens(device: str, requests: int) -> dict[str, int]:
     return same
 
 
-# ceilings
-
-
-def copy_bandwidth(device: str, megabytes: int) -> float:
-    """Bytes read and written a second by a copy far larger than any cache."""
-    source = torch.zeros(megabytes * 2**20, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds(lambda: target.copy_(source), device)
-
-
-def matrix_rate(device: str, dtype: torch.dtype, size: int) -> float:
-    """Floating-point operations a second of one large square product."""
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / seconds(lambda: a @ b, device)
-
-
-def seconds(work: Callable[[], object], device: str, repeats: int = 20, in_a_row: int = 1) -> float:
-    """The median time of `work` on the device: CUDA events, or the clock on a CPU; the first three do not count.
-    in_a_row: so many are launched before anybody waits, so that the GPU is never short of work."""
-    times = []
-    for _ in range(repeats + 3):
-        if device == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(in_a_row):
-                work()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1000 / in_a_row)
-        else:
-            started = perf_counter()
-            work()
-            times.append(perf_counter() - started)
-    return median(times[3:])
-
-
 # one step
 
 
@@ -194,7 +158,7 @@ def decode_step(model, requests: int, context: int, ceilings: dict) -> dict:
         row["engine"][name] = _seconds_of_engine(engine)
         del engine
         free_memory(model.device.type)
-    row["bytes"] = _weight_bytes(model) + requests * context * _kv_bytes(model)
+    row["bytes"] = weight_bytes(model) + requests * context * kv_bytes(model)
     row["limit"] = row["bytes"] / ceilings["bytes_per_s"]
     row["share_of_bandwidth"] = row["limit"] / row["step"]["all on"]
     return row
@@ -237,20 +201,8 @@ def _seconds_of_engine(engine: Engine, steps: int = 40) -> float:
     return median(times[3:])
 
 
-def _weight_bytes(model) -> int:
-    """Every weight once; of an embedding that is not the head as well, next to nothing is read."""
-    unread = 0 if model.config.tie_word_embeddings else model.embed_tokens.weight.nbytes
-    return sum(weight.nbytes for weight in model.parameters()) - unread
-
-
-def _kv_bytes(model) -> int:
-    config = model.config
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
-
-
 def prefill(model, tokens: int, ceilings: dict) -> dict:
     """One prompt in one iteration."""
-    config = model.config
     engine = Engine(model, num_slots=tokens + 64, max_num_batched_tokens=tokens)
     engine.add_request([7] * tokens, SamplingParams(max_tokens=1))
     plan = engine.scheduler.schedule()
@@ -261,10 +213,7 @@ def prefill(model, tokens: int, ceilings: dict) -> dict:
         engine._logits(batch)
 
     took = seconds(work, model.device.type, repeats=7)
-    layers = sum(weight.numel() for own in model.layers for weight in own.parameters() if weight.ndim == 2)
-    pairs = tokens * (tokens + 1) // 2  # of a query and a key that it sees
-    attention = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers
-    flop = 2 * tokens * layers + attention + 2 * model.lm_head.weight.numel()
+    flop = flop_of(model, [(tokens, tokens)], due=1)
     rate = flop / took
     return {"tokens": tokens, "seconds": took, "flop": flop, "share_of_matrix_rate": rate / ceilings["flop_per_s"]}
 

@@ -16,20 +16,18 @@ from time import perf_counter, process_time
 
 import torch
 
-from tinyengine.attention import side_by_side
+from tinyengine.bench.limits import PAGE, products
 from tinyengine.bench.table import Table, number
 from tinyengine.engine import Engine
 from tinyengine.metrics import measure
 from tinyengine.model.load import load_model
 from tinyengine.model.untrained import save_random_model
 from tinyengine.request import SamplingParams
-from tinyengine.stages import STAGES
-from tinyengine.trace import Iteration, Trace
+from tinyengine.trace import Trace
 from tinyengine.workload import VOCABULARY, workload
 
 STAGES_COMPARED = ("static", "orca", "selective", "paged", "chunked")  # what invariance costs has its own table
 BUDGET = 128  # of the stages that have one: the prompts are of up to 256 and of 512 tokens, and are to be cut
-PAGE = 16  # slots of a block, for transformers as for us
 SHAPES = dict(
     vocab_size=VOCABULARY,
     hidden_size=256,
@@ -239,55 +237,6 @@ def _timed(work: Callable[[], list[list[int]]]) -> Run:
     wall, cpu = perf_counter(), process_time()
     tokens = work()
     return Run(perf_counter() - wall, process_time() - cpu, tokens)
-
-
-@torch.inference_mode()
-def products(model, trace: Trace) -> float:
-    """Seconds for the bare matrix products of a trace's iterations: the linear layers over all rows, the queries by the
-    keys and the weights by the values of each request, and the logits of the rows that get a token."""
-    config, operators = model.config, STAGES[trace.stage][2].operators(model)
-    rows = max(iteration.num_tokens + iteration.padding for iteration in trace.iterations)
-    layer = model.layers[0]
-    linears = [layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj]
-    inputs = {linear.in_features: torch.randn(rows, linear.in_features, device=model.device) for linear in linears}
-    weights = [
-        weight
-        for own in model.layers
-        for weight in (
-            own.self_attn.qkv_proj.weight,
-            own.self_attn.o_proj.weight,
-            own.mlp.gate_up_proj.weight,
-            own.mlp.down_proj.weight,
-        )
-    ]
-    operands = [_attention_operands(iteration, config, model.device) for iteration in trace.iterations]
-    started = perf_counter()
-    for iteration, pairs in zip(trace.iterations, operands, strict=True):
-        n = iteration.num_tokens + iteration.padding
-        for weight in weights:
-            operators.linear(inputs[weight.shape[1]][:n], weight)
-        due = sum(bool(span.tokens) for span in iteration.spans)
-        if due:
-            operators.linear(inputs[config.hidden_size][:due], model.lm_head.weight)
-        for _ in model.layers:
-            for queries, keys, values in pairs:
-                (queries @ keys) @ values
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    return perf_counter() - started
-
-
-def _attention_operands(iteration: Iteration, config, device) -> list[tuple[torch.Tensor, ...]]:
-    """Queries, keys and values of an iteration's attention, of the shapes in which PagedAttention has them."""
-    counts, lengths = zip(*((span.n_tokens, span.start + span.n_tokens) for span in iteration.spans), strict=True)
-    kv_heads, size = config.num_key_value_heads, config.head_dim
-    group = config.num_attention_heads // kv_heads
-    operands = []
-    for requests in side_by_side(counts, lengths, PAGE):
-        n, longest = counts[requests[0]], max(lengths[index] for index in requests)
-        keys = torch.zeros(len(requests), kv_heads, size, longest, device=device)
-        operands.append((keys.new_zeros(len(requests), kv_heads, group * n, size), keys, keys.transpose(-1, -2)))
-    return operands
 
 
 def table(result: dict) -> Table:
