@@ -1,7 +1,7 @@
 """Where K/V live: who holds which slots of the arena. Numbers only, no torch: the tensors are in attention.KVCache."""
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from hashlib import blake2b
 
 from tinyengine.request import Request
@@ -19,6 +19,7 @@ class Slots:
     """
 
     block_size = 1  # a slot is a block of one: block tables and slots are read by the same code
+    enable_prefix_caching = False  # a range that one request owns whole cannot be shared
 
     def __init__(self, n_slots: int, contiguous: bool = True):
         if n_slots < 1:
@@ -63,9 +64,6 @@ class Slots:
         del self.holders[request.request_id]
         self.holes = _merge(self.holes + _ranges(request.table))
         request.table = []
-
-    def filled(self, request: Request, since: int):
-        """Called when `computed` has moved from `since`. Nobody shares slots, so there is nothing to do."""
 
     def slots(self, request: Request, first: int, end: int) -> range | list[int]:
         """The slots of the request's positions first .. end - 1; a range where they are one piece."""
@@ -130,8 +128,9 @@ class Blocks:
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.free = OrderedDict.fromkeys(range(n_blocks))  # the least recently freed first
-        self.references = [0] * n_blocks  # in how many tables a block stands
+        # the least recently freed first; out of its middle come only blocks that are cached
+        self.free = OrderedDict.fromkeys(range(n_blocks)) if enable_prefix_caching else deque(range(n_blocks))
+        self.references = [0] * n_blocks  # in how many tables a block stands; counted where there can be several
         self.holders: dict[str, Request] = {}
         self._block_of: dict[bytes, int] = {}  # hash -> the block that has these tokens' K/V
         self._hash_of: dict[int, bytes] = {}  # its inverse
@@ -179,16 +178,12 @@ class Blocks:
 
     def grow(self, request: Request, n_slots: int) -> bool:
         """Gives a request the blocks that its first `n_slots` positions lack, or changes nothing and returns False."""
-        missing = -(-n_slots // self.block_size) - len(request.table)
-        if missing <= 0:
+        if n_slots <= len(request.table) * self.block_size:
             return True
+        missing = self.missing(request, n_slots)
         if missing > len(self.free):
             return False
-        for _ in range(missing):
-            block, _ = self.free.popitem(last=False)
-            self._forget(block)
-            self.references[block] = 1
-            request.table.append(block)
+        request.table += self._take(missing)
         return True
 
     def release(self, request: Request):
@@ -198,15 +193,18 @@ class Blocks:
             return
         del self.holders[request.request_id]
         self._ranges.pop(request.request_id, None)
-        references, free = self.references, self.free
-        for block in reversed(request.table):  # the end of a text is wanted again less often than its beginning
-            references[block] -= 1
-            if not references[block]:
-                free[block] = None
+        blocks = reversed(request.table)  # the end of a text is wanted again less often than its beginning
         request.table = []
+        if not self.enable_prefix_caching:
+            self.free.extend(blocks)
+            return
+        for block in blocks:
+            self.references[block] -= 1
+            if not self.references[block]:
+                self.free[block] = None
 
     def filled(self, request: Request, since: int):
-        """Called when `computed` has moved from `since`: the blocks that have become full can be shared."""
+        """To be called, with the cache, when `computed` has moved from `since`: what has become full can be shared."""
         if not self.enable_prefix_caching:
             return
         full = request.computed // self.block_size
@@ -234,12 +232,15 @@ class Blocks:
             assert request.computed <= room, f"{request.request_id!r} has outgrown its blocks"
             for place, block in enumerate(request.table):
                 places.setdefault(block, []).append((request, place))
-        known = {*places, *self.free, *self._hash_of}
+        free = set(self.free)
+        assert len(free) == len(self.free), "a block is free twice"
+        known = {*places, *free, *self._hash_of}
         assert known == set(range(self.n_blocks)), "a block is lost, or is none of the pool's"
         for block, references in enumerate(self.references):
             holders = places.get(block, [])
-            assert references == len(holders), f"block {block} counts {references} references, but has {len(holders)}"
-            assert (block in self.free) == (not holders), f"block {block} is lost, or both free and held"
+            counted = references == len(holders) or not self.enable_prefix_caching
+            assert counted, f"block {block} counts {references} references, but has {len(holders)}"
+            assert (block in free) == (not holders), f"block {block} is lost, or both free and held"
             contents = {tuple(who.tokens[: (place + 1) * self.block_size]) for who, place in holders}
             assert len(contents) <= 1, f"block {block} is shared, but not its tokens"
             if len(holders) > 1:
@@ -273,6 +274,16 @@ class Blocks:
             tokens = array("q", request.tokens[index * size : (index + 1) * size])
             chain.append(blake2b(before + tokens.tobytes(), digest_size=16).digest())
         return chain[:n_blocks]
+
+    def _take(self, n_blocks: int) -> list[int]:
+        """The blocks that have been free for longest."""
+        if not self.enable_prefix_caching:
+            return [self.free.popleft() for _ in range(n_blocks)]
+        blocks = [self.free.popitem(last=False)[0] for _ in range(n_blocks)]
+        for block in blocks:
+            self._forget(block)
+            self.references[block] = 1
+        return blocks
 
     def _forget(self, block: int):
         """Evicts: the block's K/V are about to be overwritten."""

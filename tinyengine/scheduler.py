@@ -97,24 +97,34 @@ class Scheduler:
         Raises ValueError, before anything is changed, where a token is missing or too much, or the plan is impossible.
         """
         self._check(plan, tokens)
+        caching = self.memory.enable_prefix_caching
         events = []
         for (request, n_tokens), token in zip(plan, tokens):
             if request.finish_reason is not None:
                 continue
             since = request.computed
-            request.computed += n_tokens
-            if token is not None:
-                new = (token,) if isinstance(token, int) else token
-                for token in new:
-                    request.tokens.append(token)
-                    events.append(Token(request, token, request.reason_to_finish()))
-                if request.draft:
-                    request.computed -= len(request.draft) + 1 - len(new)  # the guesses that were wrong
-                    request.draft = []
-            self.memory.filled(request, since)
-        for event in events:
-            if event.finish_reason:
-                self.finish(event.request, event.finish_reason)
+            request.computed = since + n_tokens
+            if isinstance(token, int) and not request.draft:
+                request.tokens.append(token)
+                events.append(Token(request, token, request.reason_to_finish()))
+            elif token is not None:
+                events += self._accept(request, [token] if isinstance(token, int) else token)
+            if caching:
+                self.memory.filled(request, since)
+        for request, _, reason in events:
+            if reason:
+                self.finish(request, reason)
+        return events
+
+    @staticmethod
+    def _accept(request: Request, tokens: Sequence[int]) -> list[Token]:
+        """Appends what a request with a draft got: the guesses that were right, and the token after them."""
+        request.computed -= len(request.draft) + 1 - len(tokens)  # the guesses that were wrong
+        request.draft = []
+        events = []
+        for token in tokens:
+            request.tokens.append(token)
+            events.append(Token(request, token, request.reason_to_finish()))
         return events
 
     def finish(self, request: Request, reason: str):
@@ -145,11 +155,11 @@ class Scheduler:
     def _check(plan: Plan, tokens: Tokens):
         if len(tokens) != len(plan):
             raise ValueError(f"tokens has {len(tokens)} entries, but the plan has {len(plan)}: one for each request")
-        if len({id(request) for request, _ in plan}) < len(plan):
+        if len({request for request, _ in plan}) < len(plan):
             raise ValueError("the plan names a request twice, but a request has one place in a batch")
         for (request, n_tokens), token in zip(plan, tokens, strict=True):
             gap = len(request.tokens) + len(request.draft) - request.computed
-            if request.finish_reason is not None or (n_tokens == gap and isinstance(token, int)):
+            if (n_tokens == gap and isinstance(token, int)) or request.finish_reason is not None:
                 continue  # what is right nearly always is looked at first
             if not 1 <= n_tokens <= gap:
                 raise ValueError(

@@ -8,6 +8,7 @@ from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Plan, Scheduler, Token
 from tinyengine.simulate.cost import Cost, Load
 from tinyengine.simulate.report import Report
+from tinyengine.simulate.steady import Steady
 from tinyengine.simulate.stretch import is_deaf, repeat, repeats
 from tinyengine.trace import Holding, Trace
 from tinyengine.workload import Job
@@ -62,14 +63,18 @@ def _params(output: int) -> SamplingParams:
 
 
 class Lane:
-    """A scheduler, and the time from which it may plan again: when its newest batch has left the last stage."""
+    """A scheduler, and the time from which it may plan again: when its newest batch has left the last stage.
 
-    def __init__(self, scheduler: Scheduler):
+    steady: the requests that it need not look at, if they may be set aside.
+    """
+
+    def __init__(self, scheduler: Scheduler, set_aside: bool):
         if getattr(scheduler, "num_speculative_tokens", 0):
             raise ValueError("num_speculative_tokens is set, but simulated tokens cannot be guessed: leave it at 0")
         if getattr(scheduler.memory, "enable_prefix_caching", False):
             raise ValueError("enable_prefix_caching is True, but simulated prompts have no tokens to share")
         self.scheduler = scheduler
+        self.steady = Steady(scheduler, set_aside)
         self.ready = 0.0
         self.unfinished = 0
 
@@ -80,8 +85,8 @@ class Simulator:
     schedulers: one, or one for each stage of the cost model's pipeline, each with a memory of its own: their batches
         are disjoint, as Orca's RUNNING state makes them, so that each stage can be at work on another one. A request
         goes to the scheduler with the fewest unfinished (vLLM's virtual engines).
-    trace: records every iteration, as the engine does. Without it, stretches of equal iterations are taken at once, if
-        `jump`.
+    trace: records every iteration, as the engine does. Without it, and if `jump`, stretches of equal iterations are
+        taken at once, and decodes that only go on are set aside: the result is the same, sooner.
     on_finish: called with each request that has ended.
 
     Raises ValueError for another number of schedulers than stages.
@@ -100,12 +105,13 @@ class Simulator:
             raise ValueError(
                 f"there are {len(schedulers)} schedulers, but the pipeline has {cost.stages} stages: give one for each"
             )
-        self.lanes = [Lane(scheduler) for scheduler in schedulers]
+        jump = jump and trace is None
+        self.lanes = [Lane(scheduler, set_aside=jump) for scheduler in schedulers]
         self.cost = cost
         self.trace = trace
         self.on_finish = on_finish
         self.report = Report(stages=cost.stages)
-        self._jump = jump and trace is None and cost.stages == 1
+        self._jump = jump and cost.stages == 1
         self._free = [0.0] * cost.stages  # when each stage has done its newest batch
         self._awake = 0.0  # since when there is work: a stage that idles after that is a bubble
         self.name: Callable[[int], str] = "r{}".format  # the id of the n-th request
@@ -131,14 +137,15 @@ class Simulator:
             return False
         now = max(lane.ready, self._free[0])
         self._receive(now)
-        scheduler = lane.scheduler
+        scheduler, steady = lane.scheduler, lane.steady
+        steady.exchange(lane.ready)
         queued = len(scheduler.waiting)
         budget = scheduler.token_budget
         plan = scheduler.schedule()
-        if not plan:
+        if not plan and not steady.size:
             self._idle(lane)
             return True
-        load, tokens, most, advance = self._look_at(plan, now)
+        load, tokens, most, advance = self._look_at(plan, steady, now)
         self.report.preemptions += max(0, len(scheduler.waiting) - queued)
         duration = self.cost.seconds(load)
         end = self._flow(now, duration)
@@ -147,16 +154,20 @@ class Simulator:
         scheduler.observe(load.tokens, end - now)
         self._count(load, duration, end)
         self._deliver(scheduler.commit(plan, tokens), lane, end)
+        steady.advance(1, end - lane.ready)
         lane.ready = end
-        if self._jump and (times := repeats(scheduler, plan, most, queued)):
+        most = min(most, steady.until_next)
+        if self._jump and (times := repeats(scheduler, plan, most, queued, steady)):
             self._leap(lane, plan, load, advance, times)
         return True
 
-    def _look_at(self, plan: Plan, now: float) -> tuple[Load, list[int | None], float, Load]:
-        """What the plan comes to: its load; its tokens, one for each request that is due; for how many more iterations
-        none of its requests ends or comes to its prompt's last chunk; and what each of those would add to the load."""
-        total = contexts = pairs = reads = 0
-        ones = squares = longer = 0
+    def _look_at(self, plan: Plan, steady: Steady, now: float) -> tuple[Load, list[int | None], float, Load]:
+        """What the plan and the decodes set aside come to: the load; the plan's tokens, one for each request that is
+        due; for how many more iterations none of its requests ends or comes to its prompt's last chunk; and what each
+        of those would add to the load."""
+        total = ones = steady.size
+        contexts = steady.contexts
+        pairs = reads = squares = longer = 0
         most = inf
         tokens: list[int | None] = []
         for request, n_tokens in plan:
@@ -182,13 +193,15 @@ class Simulator:
                 left = request.max_slots - known - 2 if n_tokens == 1 else 0
             if left < most:
                 most = left
-        return Load(total, len(plan), contexts, pairs, reads), tokens, most, Load(0, 0, ones, squares, longer)
+        load = Load(total, len(plan) + steady.size, contexts, pairs, reads)
+        return load, tokens, most, Load(0, 0, ones, squares, longer)
 
     def _leap(self, lane: Lane, plan: Plan, load: Load, advance: Load, most: int):
         """Takes up to `most` iterations like the newest one at once; ends sooner where an arrival may change the plan.
         Every one of them is still priced by itself, since contexts grow."""
         arrival = inf if self._next is None or is_deaf(lane.scheduler, plan) else self._next.arrival
         decoding = [request for request, n_tokens in plan if len(request.tokens) - request.computed == n_tokens]
+        due = len(decoding) + lane.steady.size
         seconds, gaps = self.cost.seconds, self.report.tbt
         tokens, sequences, contexts, pairs, reads = load
         _, _, more_contexts, more_pairs, more_reads = advance
@@ -200,8 +213,8 @@ class Simulator:
             duration = seconds(Load(tokens, sequences, contexts, pairs, reads))
             end = now + duration
             gap = end - now
-            if decoding:
-                gaps.add(gap, len(decoding))
+            if due:
+                gaps.add(gap, due)
             if gap > worst:
                 worst = gap
             busy += duration
@@ -215,12 +228,13 @@ class Simulator:
             if worst > request.worst_gap:
                 request.worst_gap = worst
         repeat(lane.scheduler, plan, times)
+        lane.steady.advance(times, worst)
         report = self.report
         report.busy, report.batch_seconds = busy, batch
         report.iterations += times
         report.jumped += times
         report.tokens += times * tokens
-        report.output_tokens += times * len(decoding)
+        report.output_tokens += times * due
         lane.ready = self._free[0] = report.ended = now
 
     def _receive(self, now: float):
@@ -232,6 +246,7 @@ class Simulator:
                 self._awake = job.arrival
             lane = min(self.lanes, key=lambda lane: lane.unfinished) if len(self.lanes) > 1 else self.lanes[0]
             lane.scheduler.add(request)
+            lane.steady.meet(request)
             lane.unfinished += 1
             self.report.requests += 1
             if self.trace is not None:
@@ -267,7 +282,7 @@ class Simulator:
 
     def _deliver(self, events: list[Token], lane: Lane, end: float):
         report = self.report
-        previous, same = lane.ready, 0  # most had their last token in this lane's iteration before
+        previous, same = lane.ready, lane.steady.size  # most had their last token in this lane's iteration before
         for request, _, reason in events:
             if request.first is None:
                 request.first = end
@@ -283,7 +298,7 @@ class Simulator:
             request.last = end
             if reason:
                 self._finish(request, reason, lane, end)
-        report.output_tokens += len(events)
+        report.output_tokens += len(events) + lane.steady.size
         if same:
             report.tbt.add(end - previous, same)
 

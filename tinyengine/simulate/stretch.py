@@ -9,13 +9,14 @@ from math import inf
 from tinyengine.memory import Blocks
 from tinyengine.scheduler import POLICIES, Chunked, Orca, Paged, Plan, Scheduler, Static
 from tinyengine.simulate.schedulers import PrefillFirst
+from tinyengine.simulate.steady import Steady
 
 
-def repeats(scheduler: Scheduler, plan: Plan, most: float, queued: int) -> int:
+def repeats(scheduler: Scheduler, plan: Plan, most: float, queued: int, steady: Steady) -> int:
     """How many more times `schedule` would give the plan that was just committed, if nothing arrives.
 
     most: how many times no request of the plan ends, nor comes to the last chunk of its prompt. queued: how many waited
-    before the plan was made.
+    before the plan was made. steady: decodes beside the plan.
     """
     kind = type(scheduler)
     if most <= 0 or most == inf or kind not in (Static, Orca, Paged, Chunked, PrefillFirst):
@@ -31,7 +32,7 @@ def repeats(scheduler: Scheduler, plan: Plan, most: float, queued: int) -> int:
             return 0  # it takes turns
     if kind is PrefillFirst and len(scheduler.waiting) < queued:
         return 0  # a batch of prompts: more of them, or the decodes, come next
-    return _while_blocks_last(scheduler.memory, plan, int(most))
+    return _while_blocks_last(scheduler.memory, plan, int(most), steady)
 
 
 def is_deaf(scheduler: Scheduler, plan: Plan) -> bool:
@@ -70,13 +71,14 @@ def _all_decode(scheduler: Scheduler, plan: Plan) -> bool:
     )
 
 
-def _while_blocks_last(memory: Blocks, plan: Plan, times: int) -> int:
-    """The largest of times, times / 2, times / 4 ... for which the free blocks are enough."""
-    size, free = memory.block_size, len(memory.free)
+def _while_blocks_last(memory: Blocks, plan: Plan, times: int, steady: Steady) -> int:
+    """The largest of times, times / 2, times / 4 ... for which the free blocks are surely enough."""
+    size, free, aside = memory.block_size, len(memory.free) - steady.owed, steady.size
     while times:
-        if times * sum(n for _, n in plan) + len(plan) * (size - 1) <= free * size:
+        if times * (sum(n for _, n in plan) + aside) + (len(plan) + aside) * (size - 1) <= free * size:
             break
-        if sum(memory.missing(request, request.computed + times * n) for request, n in plan) <= free:
+        needed = sum(memory.missing(request, request.computed + times * n) for request, n in plan)
+        if needed + aside * memory.blocks(times) <= free:
             break
         times //= 2
     return times

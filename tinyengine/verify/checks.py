@@ -108,7 +108,7 @@ def placement(subject: Subject) -> Count:
         def prepare(engine):
             free = list(engine.memory.free)
             random.Random(seed).shuffle(free)
-            engine.memory.free = type(engine.memory.free).fromkeys(free)
+            engine.memory.free = type(engine.memory.free)(dict.fromkeys(free))
 
         return prepare
 

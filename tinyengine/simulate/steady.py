@@ -1,0 +1,113 @@
+"""Steady decodes: requests that will do nothing but decode for a while are set aside, and only counted.
+
+Chunked gives every running decode its token, whatever else runs. So, while memory is plenty, it plans the others as if
+the steady ones were not there, with one batch slot and one token of the budget less for each. The scheduler itself is
+asked, about the smaller problem, and an iteration costs what changes in it. Where blocks may run short, everybody is
+back in the batch before the scheduler looks.
+"""
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+
+from tinyengine.scheduler import Chunked, Scheduler
+
+
+class Steady:
+    """The requests of a scheduler that are set aside, each up to the iteration in which it ends.
+
+    size: how many they are. contexts: K/V positions that they read in the next iteration.
+    """
+
+    def __init__(self, scheduler: Scheduler, enabled: bool):
+        self.size = self.contexts = 0
+        self._scheduler = scheduler
+        self._enabled = enabled and _serves_every_decode(scheduler)
+        self._max_num_seqs, self._budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+        self._longest = 0  # of all requests, in slots
+        self._held = 0  # of the contexts, those that have their blocks
+        self._iteration = 0
+        self._back: list[tuple] = []  # heap of (iteration that has it back, order, iteration it was set aside for, it)
+        self._gaps: list[tuple[int, float]] = []  # (iteration, gap), longest first: no later gap was as long
+
+    @property
+    def until_next(self) -> float:
+        """Iterations until one of them is back."""
+        return self._back[0][0] - self._iteration if self._back else float("inf")
+
+    @property
+    def owed(self) -> int:
+        """Blocks that they should have by now, and get when they are back; at most one too many for each."""
+        return (self.contexts - self._held) // self._scheduler.memory.block_size + self.size
+
+    def meet(self, request):
+        self._longest = max(self._longest, request.max_slots)
+
+    def exchange(self, now: float):
+        """Before an iteration: takes back who is about to end, and sets aside who got its newest token at `now`, when
+        the newest iteration ended. That leaves the scheduler its smaller problem."""
+        if not self._enabled:
+            return
+        scheduler, everybody = self._scheduler, not self._blocks_are_plenty()
+        while self._back and (everybody or self._back[0][0] == self._iteration):
+            self._take_back(*heappop(self._back), now)
+        if not everybody:
+            for request in [request for request in scheduler.running if _is_steady(request, now)]:
+                self._set_aside(request)
+        scheduler.max_num_seqs = self._max_num_seqs - self.size
+        scheduler.max_num_batched_tokens = self._budget - self.size
+
+    def advance(self, times: int, gap: float):
+        """After `times` iterations, the longest of which took `gap`."""
+        self._iteration += times
+        if self.size:
+            self.contexts += times * self.size
+            while self._gaps and self._gaps[-1][1] <= gap:
+                self._gaps.pop()
+            self._gaps.append((self._iteration, gap))
+
+    def _blocks_are_plenty(self) -> bool:
+        """Whether the next iteration gets all blocks that it could ask for: those of the whole budget, one begun by
+        each request, and those of a prompt that it may let in."""
+        memory = self._scheduler.memory
+        most = memory.blocks(self._budget) + self._max_num_seqs + memory.blocks(self._longest)
+        return len(memory.free) >= self.owed + most
+
+    def _set_aside(self, request):
+        length = len(request.tokens)
+        self._scheduler.running.remove(request)
+        back = self._iteration + request.max_slots - length - 1
+        heappush(self._back, (back, request.order, self._iteration, request))
+        self.size += 1
+        self.contexts += length
+        self._held += length
+
+    def _take_back(self, back: int, order: int, since: int, request, now: float):
+        times = self._iteration - since
+        self.size -= 1
+        self.contexts -= len(request.tokens) + times
+        self._held -= len(request.tokens)
+        request.tokens += [0] * times
+        request.computed += times
+        request.last = now
+        request.worst_gap = max(request.worst_gap, self._gaps[bisect_left(self._gaps, (since + 1,))][1])
+        self._scheduler.memory.grow(request, request.computed)
+        insort(self._scheduler.running, request, key=self._scheduler.urgency)
+
+
+def _serves_every_decode(scheduler: Scheduler) -> bool:
+    """Whether every running request gets a token in every iteration, whatever else is in it."""
+    return (
+        type(scheduler) is Chunked
+        and (scheduler.mixing and scheduler.chunking and scheduler.budget is None)
+        and scheduler.max_num_seqs <= scheduler.max_num_batched_tokens
+    )
+
+
+def _is_steady(request, now: float) -> bool:
+    """Whether it decodes, as it did in the iteration that ended at `now`, and does not end with its next token."""
+    return (
+        request.last == now
+        and request.first is not None
+        and len(request.tokens) - request.computed == 1
+        and request.max_slots - len(request.tokens) > 1
+    )
