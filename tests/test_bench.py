@@ -2,13 +2,32 @@
 
 import io
 import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyengine import STAGES, bench
-from tinyengine.bench import BENCHMARKS, ON_CUDA, benchmark, limits, peers, readme, record, scheduler, stages, stall
+from tinyengine import STAGES, Engine, SamplingParams, bench
+from tinyengine.bench import (
+    BENCHMARKS,
+    ON_CUDA,
+    benchmark,
+    limits,
+    parts,
+    peers,
+    profile,
+    readme,
+    record,
+    scheduler,
+    stages,
+    stall,
+    usage,
+)
 from tinyengine.bench.table import Table, number, percent
 from tinyengine.cli import main
 from tinyengine.trace import Event, Iteration, Span, Trace
@@ -125,6 +144,144 @@ def test_the_scheduler_is_measured_with_all_requests_decoding():
             made.memory.check()
 
 
+@pytest.fixture(scope="module")
+def profiled():
+    shapes = peers.SHAPES | dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    return profile.run(shapes=shapes, batches=(2, 3), budget=12, matrix=32, rounds=1)
+
+
+def test_a_profile_has_every_part_of_a_step_and_no_other(profiled):
+    steps = profiled["steps"]
+    assert list(steps) == ["2 decode", "3 decode", "2 decode, a chunk"]
+    assert [step["tokens"] for step in steps.values()] == [2, 3, 12]
+    for step in steps.values():
+        assert sum(step["parts"].values()) == pytest.approx(step["seconds"])
+        assert {*step["parts"]} - {parts.OPERATORS["heads"]} == {*parts.PARTS} - {parts.OPERATORS["heads"]}
+        assert all(value > 0 for value in step["parts"].values()) and step["gpu"] is None
+        for name in ("bytes_per_s", "flop_per_s", "with_timers", parts.LINEAR, parts.ATTENTION):
+            assert step[name] > 0
+        layer = 64 * 16 * 32 + 8 * 32 * 64 + 3 * 64 * 96 + 2 * 64 + 2 * 32
+        per_position = 2 * 4 * 32  # K and V, heads, size of a head
+        floats = 1024 * 64 + 2 * layer + 64 + step["positions"] * 2 * per_position
+        assert step["bytes"] == 4 * floats
+    assert profile.table(profiled).markdown().count("| the step |") == 1
+
+
+def test_a_timed_moment_is_the_innermost_parts(monkeypatch):
+    clock = iter([0, 1, 3, 7, 12, 20])
+    monkeypatch.setattr(parts, "perf_counter", lambda: next(clock))
+    meter = parts.Meter()
+    inner = meter.wrap(lambda: None, "inner")
+
+    def work():
+        inner()
+        inner()
+
+    meter.wrap(work, "outer")()
+    assert meter.seconds == {"outer": 1 + 4 + 8, "inner": 2 + 5}
+
+
+def test_a_watched_engine_gives_the_same_tokens_and_is_left_as_it_was(tiny):
+    def tokens(watch: bool) -> list[int]:
+        engine = Engine(tiny, num_slots=256)
+        engine.add_request([300, 400, 500], SamplingParams(max_tokens=6, ignore_eos=True), "it")
+        before = [dict(vars(one)) for one in (engine.scheduler, engine.attention, engine.model, engine.attention.cache)]
+        meter, call = parts.Meter(), type(engine.attention).__call__
+        with parts.watched(engine, meter.wrap) as step:
+            while engine.has_unfinished():
+                step() if watch else engine.step()
+        after = [dict(vars(one)) for one in (engine.scheduler, engine.attention, engine.model, engine.attention.cache)]
+        assert [list(own) for own in after] == [list(own) for own in before]
+        assert type(engine.attention).__call__ is call and (parts.LOOP in meter.seconds) is watch
+        assert "step" not in vars(engine) and "_layout" not in vars(engine)
+        return engine.outputs["it"].token_ids
+
+    assert tokens(True) == tokens(False)
+
+
+def test_a_gpus_time_goes_to_the_innermost_part_that_launched_it():
+    def event(name, parent=None, *kernels):
+        each = [SimpleNamespace(name=kernel, duration=duration) for kernel, duration in kernels]
+        return SimpleNamespace(name=name, cpu_parent=parent, kernels=each)
+
+    loop = event(parts.LOOP, None, ("attention", 9.0))  # the range itself, as the GPU shows it
+    attention = event(parts.ATTENTION, loop, ("triton kernel", 5.0))
+    write = event("K/V write", attention)
+    events = [loop, attention, write, event("aten::copy_", event("aten::to", write), ("memcpy", 2.0)),
+              event("aten::mm", loop, ("gemm", 4.0)), event("aten::fill_", None, ("fill", 1.0))]  # fmt: skip
+    assert parts.gpu_parts(events) == pytest.approx({parts.ATTENTION: 5e-6, "K/V write": 2e-6, parts.LOOP: 5e-6})
+
+
+def test_a_profile_with_a_gpu_tells_its_times(profiled):
+    on_gpu = {"gpu": {parts.LINEAR: 1e-3, parts.ATTENTION: 2e-3}}
+    steps = {name: step | on_gpu for name, step in profiled["steps"].items()}
+    table = profile.table(profiled | {"steps": steps})
+    rows = {row[0]: row for row in table.rows}
+    assert table.header[1:3] == ("2 decode: host µs", "GPU µs")
+    assert rows[parts.LINEAR][2] == "1,000" and rows["the step"][2] == "3,000" and rows["schedule"][2] == "-"
+
+
+SCHEDULED = {"running": 1, "steps": 1, "schedulers": {}}
+USAGE = {
+    "repeats": 9, "bare_s": 0.02, "import_s": 0.31, "engine_s": 1.9, "demos": 3, "demo_s": 50.0,
+    "demo_peak_bytes": 0.5e9, "tests": None,
+}  # fmt: skip
+
+
+def test_usage_is_held_to_its_limits():
+    assert [row[3] for row in usage.table(USAGE).rows] == ["NO", "-", "yes", "yes", "-"]
+    assert usage.table(USAGE).rows[4][1:3] == ("not measured", "20 minutes")
+    for seconds, passed, told in [(600, True, "yes"), (1201, True, "NO"), (600, False, "FAILED")]:
+        tests = {"commit": "abc", "date": "2026-01-02T03", "seconds": seconds, "passed": passed}
+        table = usage.table(USAGE | {"tests": tests})
+        assert table.rows[4][3] == told and "at commit `abc` on 2026-01-02" in table.note
+
+
+def test_usage_measures_fresh_processes_and_keeps_what_was_measured_of_the_tests(monkeypatch, tmp_path):
+    calls = []
+
+    def watch(command, quiet=True):
+        calls.append(command[-1])
+        return {"status": 0, "seconds": 5.0, "peak_bytes": 10 * len(calls)}
+
+    monkeypatch.setattr(usage, "watch", watch)
+    monkeypatch.setattr(usage, "RESULTS", tmp_path)
+    monkeypatch.setattr(usage, "_seconds_of_python", lambda program: 3.0 if "Engine" in program else len(program) / 100)
+    first = usage.run(repeats=1, demos=2)
+    assert calls == ["demo", "demo"] and first["demo_peak_bytes"] == 20 and first["tests"] is None
+    assert first["bare_s"] == 0.04 and first["engine_s"] == 2.96 and 0.1 < first["import_s"] < 1
+    second = usage.run(repeats=1, demos=1, tests=True)
+    assert calls[-1] == "test" and second["tests"]["passed"] is True and second["tests"]["seconds"] == 5.0
+    (tmp_path / "usage.json").write_text(json.dumps({"benchmarks": {"usage": second}}), encoding="utf-8")
+    assert usage.run(repeats=1, demos=1)["tests"] == second["tests"]
+    monkeypatch.setattr(usage, "watch", lambda command: {"status": 2, "seconds": 1.0, "peak_bytes": 1})
+    with pytest.raises(ValueError, match="`make demo` has failed"):
+        usage.run(repeats=1, demos=1)
+    monkeypatch.setattr(usage, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="there is no Makefile in"):
+        usage.run()
+
+
+def test_a_fresh_python_that_fails_is_an_error():
+    assert usage._seconds_of_python("import sys, tinyengine\nassert 'torch' not in sys.modules") > 0
+    with pytest.raises(subprocess.CalledProcessError):
+        usage._seconds_of_python("assert False")
+
+
+def test_the_peak_is_that_of_the_process_that_held_most_and_not_of_the_one_that_asks():
+    ours = bytearray(200 * 2**20)  # a new process begins as a copy of this one
+    hold = f"{sys.executable} -c 'bytearray({100 * 2**20})'"
+    for command, least in ((["true"], 0), (["sh", "-c", f"{hold}; true"], 100 * 2**20)):
+        found = usage.watch(command)
+        assert found["status"] == 0 and least < found["peak_bytes"] < least + 60 * 2**20
+    assert usage.watch(["sh", "-c", "exit 3"])["status"] == 3 and len(ours)
+
+
+def test_make_runs_with_this_environment_and_makes_none():
+    said = subprocess.run([*usage.make("demo"), "-n"], capture_output=True, text=True, check=True).stdout
+    assert f"{Path(sys.executable).parent}/tinyengine demo" in said and "venv " not in said and "pip" not in said
+
+
 # ------------------------------------------------------------------------------------------------ what is written
 
 
@@ -159,6 +316,46 @@ def test_an_unknown_benchmark_is_refused_before_anything_runs(capsys, argv, mess
     assert not out and message in err and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["scheduler", "--threads", "0"], "threads is 0, but must be at least 1"),
+        (["scheduler", "--tests"], "tests are run by the benchmark 'usage', which is not asked for"),
+    ],
+)
+def test_options_out_of_their_limits_are_refused(capsys, argv, message):
+    assert main(["bench", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert not out and message in err and "Traceback" not in err
+
+
+def test_threads_are_set_and_recorded(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(scheduler, "run", lambda device: seen.append(torch.get_num_threads()) or SCHEDULED)
+    before = torch.get_num_threads()
+    try:
+        bench.run(["scheduler"], path=tmp_path / "a.json", threads=2)
+    finally:
+        torch.set_num_threads(before)
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert seen == [2] and written["machine"]["threads"] == 2
+    assert written["command"] == "tinyengine bench scheduler --device cpu --threads 2"
+
+
+def test_tests_are_run_by_usage_alone(tmp_path, monkeypatch):
+    given = {}
+    for module, result in ((scheduler, SCHEDULED), (usage, USAGE)):
+
+        def run(device, *, module=module, result=result, **options):
+            given[module] = options
+            return result
+
+        monkeypatch.setattr(module, "run", run)
+    bench.run(["scheduler", "usage"], path=tmp_path / "a.json", tests=True)
+    assert given == {scheduler: {}, usage: {"tests": True}}
+    assert json.loads((tmp_path / "a.json").read_text())["command"].endswith("usage --device cpu --tests")
+
+
 def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(record.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device is 'cuda', but torch finds no CUDA GPU"):
@@ -182,8 +379,14 @@ def test_a_table_for_a_page_and_for_a_terminal():
     assert out.getvalue().startswith("title") and out.getvalue().endswith("A note.\n\n")
 
 
-def test_tables_fit_a_terminal_of_80_columns(ladder, stalled):
-    results = {"stages": ladder, "stall": stalled, "scheduler": scheduler.run(running=4, steps=5)}
+def test_tables_fit_a_terminal_of_80_columns(ladder, stalled, profiled):
+    results = {
+        "stages": ladder,
+        "stall": stalled,
+        "scheduler": scheduler.run(running=4, steps=5),
+        "profile": profiled,
+        "usage": USAGE,
+    }
     for name, result in results.items():
         out = io.StringIO()
         benchmark(name).table(result).show(name, Console(file=out, width=80))
@@ -191,6 +394,28 @@ def test_tables_fit_a_terminal_of_80_columns(ladder, stalled):
         assert all(len(line) <= 80 for line in text.splitlines()) and "…" not in text
         for cell in [word for column in benchmark(name).table(result).header for word in column.split()]:
             assert cell in text, f"{name} has lost {cell!r}"
+
+
+def test_every_record_has_a_table_and_what_is_missing_is_said(tmp_path):
+    assert readme.blocks(tmp_path)["usage"] == "Not yet measured: `tinyengine bench usage` measures it."
+    whole = json.loads((readme.RESULTS / "peers.json").read_text(encoding="utf-8"))
+    for threads in (1, 2):
+        whole["machine"]["threads"] = threads
+        whole["command"] = f"tinyengine bench peers --device cpu --threads {threads}"
+        (tmp_path / f"peers_{threads}.json").write_text(json.dumps(whole), encoding="utf-8")
+    both = readme.blocks(tmp_path)["peers"]
+    assert both.count("| engine | wall s |") == 2 and both.index("1 of 2 cores") < both.index("2 of 2 cores")
+    assert "--threads 2" in both and "Not yet measured" not in both
+
+
+def test_a_page_says_where_a_profile_has_no_gpu(profiled, tmp_path):
+    record = json.loads((readme.RESULTS / "peers.json").read_text(encoding="utf-8"))
+    record["benchmarks"] = {"profile": profiled}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert readme.blocks(tmp_path)["profile"].endswith("`tinyengine bench profile --device cuda` measures it.")
+    path.write_text(json.dumps(record | {"device": "cuda"}), encoding="utf-8")
+    assert "Not yet measured" not in readme.blocks(tmp_path)["profile"]
 
 
 def test_numbers_and_shares():
@@ -210,12 +435,11 @@ def test_a_page_is_filled_between_its_markers_and_nowhere_else():
 
 def test_the_readme_states_the_measured_figures():
     """They are generated (python -m tinyengine.bench.readme), never typed."""
-    parts = readme.blocks()
-    assert all(parts.values()), "a benchmark has no results"
+    made = readme.blocks()
     assert sorted(name for names in readme.PAGES.values() for name in names) == sorted(BENCHMARKS)
     for page, names in readme.PAGES.items():
         text = page.read_text(encoding="utf-8")
-        assert readme.fill(text, {name: parts[name] for name in names}) == text
+        assert readme.fill(text, {name: made[name] for name in names}) == text
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)

@@ -58,6 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure what is claimed of speed")
     bench.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
     bench.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    bench.add_argument("--threads", type=int, metavar="N", help="of torch, on a CPU (default: as torch chooses)")
+    bench.add_argument("--tests", action="store_true", help="of usage: run `make test` too, which takes minutes")
     bench.add_argument("--json", type=Path, metavar="PATH", help="write results, machine, versions and commit there")
     bench.set_defaults(func=_bench, outputs=("json",))
 
@@ -98,7 +100,7 @@ def _bench(args) -> int:
     from tinyengine import bench
 
     names = args.names or (bench.ON_CUDA if args.device == "cuda" else BENCHMARKS)
-    bench.run(names, args.device, args.json)
+    bench.run(names, args.device, args.json, args.threads, args.tests)
     return 0
 
 

@@ -36,26 +36,27 @@ def seconds(work: Callable[[], object], device: str, repeats: int = 20, in_a_row
     return median(times[3:])
 
 
-def copy_bandwidth(device: str, size: int) -> float:
+def copy_bandwidth(device: str, size: int, repeats: int = 20) -> float:
     """Bytes read and written a second by a copy that touches `size` bytes in all: half of them read, half written."""
     source = torch.zeros(size // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() / seconds(lambda: target.copy_(source), device)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source), device, repeats)
 
 
-def matrix_rate(device: str, dtype: torch.dtype, size: int) -> float:
+def matrix_rate(device: str, dtype: torch.dtype, size: int, repeats: int = 20) -> float:
     """Floating-point operations a second of one large square product."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / seconds(lambda: a @ b, device)
+    return 2 * size**3 / seconds(lambda: a @ b, device, repeats)
 
 
 # what a step needs
 
 
 def weight_bytes(model) -> int:
-    """Every weight once; of an embedding that is not the head as well, next to nothing is read."""
+    """Every weight once, also one that is embedding and head; of an embedding that is not, next to nothing is read."""
     unread = 0 if model.config.tie_word_embeddings else model.embed_tokens.weight.nbytes
-    return sum(weight.nbytes for weight in model.parameters()) - unread
+    weights = {weight.data_ptr(): weight for weight in model.parameters()}  # two parameters may be one tensor
+    return sum(weight.nbytes for weight in weights.values()) - unread
 
 
 def kv_bytes(model) -> int:

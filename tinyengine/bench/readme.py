@@ -1,4 +1,4 @@
-"""`python -m tinyengine.bench.readme` writes the tables of README.md and docs/measured.md, between their markers, from
+"""`python -m tinyengine.bench.readme` writes the tables of README.md and docs/, between their markers, from
 results/*.json."""
 
 import json
@@ -10,19 +10,18 @@ from tinyengine.bench import BENCHMARKS, benchmark
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    ROOT / "README.md": ("stages", "stall", "peers"),
+    ROOT / "README.md": ("stages", "stall", "peers", "usage"),
     ROOT / "docs" / "measured.md": ("invariance", "scheduler", "simulate", "fit"),
+    ROOT / "docs" / "profile.md": ("profile",),
 }
+ALSO_ON_CUDA = ("profile",)  # of these, a page says where nobody has measured them on a GPU
 
 
 def blocks(folder: Path = RESULTS) -> dict[str, str]:
     """What stands between `<!-- name -->` and `<!-- /name -->`, by name of the benchmark: one table for each file of
     results that has it, and what it was run on."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return {
-        name: "\n\n".join(_block(name, record) for record in records if name in record["benchmarks"])
-        for name in BENCHMARKS
-    }
+    return {name: _part(name, [one for one in records if name in one["benchmarks"]]) for name in BENCHMARKS}
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -33,6 +32,15 @@ def fill(text: str, parts: dict[str, str]) -> str:
             raise ValueError(f"the page has no one place for {name!r}, but needs a line {begin} and a line {end}")
         text = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{part}\n{end}", text, flags=re.DOTALL)  # noqa: B023
     return text
+
+
+def _part(name: str, records: list[dict]) -> str:
+    tables = [_block(name, record) for record in records]
+    if not tables:
+        tables.append(f"Not yet measured: `tinyengine bench {name}` measures it.")
+    if name in ALSO_ON_CUDA and not any(record["device"] == "cuda" for record in records):
+        tables.append(f"Not yet measured on CUDA: `tinyengine bench {name} --device cuda` measures it.")
+    return "\n\n".join(tables)
 
 
 def _block(name: str, record: dict) -> str:

@@ -1,0 +1,114 @@
+"""The parts of a step, wrapped from outside: the engine has no instruments. A timer says whose time it is, a range of
+torch's profiler for which part a GPU worked."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from importlib import import_module
+from time import perf_counter
+from unittest.mock import patch
+
+import torch
+
+from tinyengine import engine as engine_module
+from tinyengine import sampler
+from tinyengine.engine import Engine
+from tinyengine.operators import Operators
+
+LOOP, REST = "the loop", "rest of the model"
+LINEAR, ATTENTION = "linear layers", "attention"
+OPERATORS = {"linear": LINEAR, "rms_norm": "norms", "swiglu": "SwiGLU", "heads": "q, k: norms, rope"}
+PARTS = (
+    *("schedule", "batch", "attention, set-up", LINEAR, "norms", "q, k: norms, rope", "SwiGLU", "K/V write", ATTENTION),
+    *(REST, "sampling", "transfer back", "trace", "commit", "outputs", LOOP),
+)
+WRITERS = {"triton": "paged", "numba": "cpu"}  # kernels that write K/V themselves, by backend
+
+Wrap = Callable[[Callable, str], Callable]
+
+
+class Meter:
+    """Whose time it is: every moment belongs to the innermost part under way."""
+
+    def __init__(self):
+        self.seconds: Counter[str] = Counter()
+        self._parts: list[str] = []
+        self._since = 0.0
+
+    def wrap(self, work: Callable, part: str) -> Callable:
+        @wraps(work)
+        def timed(*args, **options):
+            self._turn()
+            self._parts.append(part)
+            try:
+                return work(*args, **options)
+            finally:
+                self._turn()
+                self._parts.pop()
+
+        return timed
+
+    def _turn(self):
+        now = perf_counter()
+        if self._parts:
+            self.seconds[self._parts[-1]] += now - self._since
+        self._since = now
+
+
+@contextmanager
+def watched(engine: Engine, wrap: Wrap) -> Iterator[Callable]:
+    """Within it the engine's parts are wrapped, each under its name of PARTS; gives its step, wrapped too."""
+    attention, operators = engine.attention, copy.copy(engine.operators)
+    for name in [name for name in vars(Operators) if not name.startswith("_")]:
+        setattr(operators, name, wrap(getattr(engine.operators, name), OPERATORS.get(name, name)))
+    set_up = wrap(type(attention).__call__, "attention, set-up")
+
+    def attend(self, batch):
+        return wrap(set_up(self, batch), ATTENTION)
+
+    places = [
+        (engine.scheduler, "schedule", "schedule"),
+        (engine, "_layout", "batch"),
+        (engine.model, "forward", REST),
+        (attention.cache, "write", "K/V write"),
+        (sampler, "choose", "sampling"),
+        (engine_module, "sample", "transfer back"),  # what is left of it without choose
+        (engine, "_record", "trace"),
+        (engine.scheduler, "commit", "commit"),
+        (engine, "_deliver_all", "outputs"),
+    ]
+    if attention.backend in WRITERS:
+        places.append((import_module(f"tinyengine.kernels.{WRITERS[attention.backend]}"), "write_kv", "K/V write"))
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(engine, "operators", operators))
+        stack.enter_context(patch.object(type(attention), "__call__", attend))
+        for owner, name, part in places:
+            stack.enter_context(patch.object(owner, name, wrap(getattr(owner, name), part)))
+        yield wrap(engine.step, LOOP)
+
+
+def ranged(work: Callable, part: str) -> Callable:
+    """A range of torch's profiler."""
+
+    @wraps(work)
+    def in_range(*args, **options):
+        with torch.profiler.record_function(part):
+            return work(*args, **options)
+
+    return in_range
+
+
+def gpu_parts(events) -> Counter[str]:
+    """The profiler's events -> seconds of kernels and copies by the innermost part in which they were launched."""
+    found: Counter[str] = Counter()
+    names = {*PARTS, *vars(Operators)}
+    for event in events:
+        part = event
+        while part is not None and part.name not in names:
+            part = part.cpu_parent
+        for kernel in event.kernels:
+            if kernel.name not in names:  # a range appears on the GPU too, around its kernels
+                found[part.name if part else LOOP] += kernel.duration / 1e6
+    return found
