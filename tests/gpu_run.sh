@@ -2,14 +2,17 @@
 # Everything that wants a CUDA GPU, in one command that needs no network: kernels and engine against their definitions,
 # the tests, the notebooks, the benchmarks. It prints a short table last; JSON and logs go to the folder $OUT.
 #
-#   OUT=results tests/gpu_run.sh [PART...]      parts: cuda suite notebooks steps serving (default: all, in this order)
+#   OUT=results tests/gpu_run.sh [PART...]      default: all, in the order below
 #
 # cuda       the tests that need a GPU: kernels, graphs, exactness
 # suite      every test but those that need a browser
 # notebooks  lessons and solutions through nbval
+# demo       every stage on one workload, checked, as `make demo` does it; its page goes to $OUT too
 # steps      one decode step and one prompt against what the GPU can do
+# profile    where the time of a step goes on the host and on the GPU
 # serving    nano-vllm's workload and short_long_mix, every switch on and off, transformers beside it
 #
+# Where a call may take ten minutes only, give suite, notebooks and serving a call each, with an $OUT of its own.
 # Python packages that are not installed may lie as wheels in .whl/. COMMIT names the commit where there is no clone.
 set -u
 cd "$(dirname "$0")/.."
@@ -17,11 +20,11 @@ PYTHON=${PYTHON:-python3}
 : "${OUT:?is not set: name a folder for results, such as OUT=results}"
 mkdir -p "$OUT"
 parts=("$@")
-[ $# -gt 0 ] || parts=(cuda suite notebooks steps serving)
+[ $# -gt 0 ] || parts=(cuda suite notebooks demo steps profile serving)
 for part in "${parts[@]}"; do
   case $part in
-    cuda | suite | notebooks | steps | serving) ;;
-    *) echo "part is '$part', but the parts are cuda, suite, notebooks, steps and serving" >&2; exit 2 ;;
+    cuda | suite | notebooks | demo | steps | profile | serving) ;;
+    *) echo "part is '$part', but the parts are cuda, suite, notebooks, demo, steps, profile and serving" >&2; exit 2 ;;
   esac
 done
 
@@ -58,7 +61,9 @@ for name in "${parts[@]}"; do
     cuda) part cuda $PYTHON -m pytest -q -p no:nbval -p no:cacheprovider tests -m cuda ;;
     suite) part suite $PYTHON -m pytest -q -p no:nbval -p no:cacheprovider tests -m "not browser" ;;
     notebooks) part notebooks $PYTHON -m pytest -q -p no:cacheprovider --nbval-lax --nbval-current-env lessons solutions ;;
+    demo) part demo $PYTHON -m tinyengine demo --json "$OUT/demo.json" --html "$OUT/timeline.html" ;;
     steps) part steps bench gpu ;;
+    profile) part profile bench profile ;;
     serving) part serving bench gpu_serving ;;
   esac
 done
@@ -67,7 +72,7 @@ $PYTHON - "$OUT" <<'END'
 import importlib, json, pathlib, sys
 from rich.console import Console
 out = pathlib.Path(sys.argv[1])
-for name in ("gpu", "gpu_serving"):
+for name in ("gpu", "profile", "gpu_serving"):
     if (path := out / f"{name}.json").exists():
         record = json.loads(path.read_text())
         print(record["machine"]["gpu"], "torch", record["versions"]["torch"], "commit", record["commit"])

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 from types import SimpleNamespace
 
 import pytest
@@ -212,6 +213,24 @@ def test_a_gpus_time_goes_to_the_innermost_part_that_launched_it():
     assert parts.gpu_parts(events) == pytest.approx({parts.ATTENTION: 5e-6, "K/V write": 2e-6, parts.LOOP: 5e-6})
 
 
+def test_torchs_profiler_finds_every_operation_of_a_step_in_its_part(tiny):
+    engine = Engine(tiny, num_slots=256)
+    engine.add_request([300, 400, 500], SamplingParams(max_tokens=6, ignore_eos=True))
+    engine.step()
+    on_cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=on_cpu) as profiler, parts.watched(engine, parts.ranged) as step:
+        step()
+    work = SimpleNamespace(name="kernel", duration=1e6)  # as if every operation launched one
+    operations = [event for event in profiler.events() if "::" in event.name]
+    found = parts.gpu_parts(
+        SimpleNamespace(name=event.name, cpu_parent=event.cpu_parent, kernels=[work]) for event in operations
+    )
+    assert sum(found.values()) == len(operations) and found.keys() <= {*parts.PARTS}
+    config = tiny.config
+    assert found[parts.LINEAR] >= 4 * config.num_hidden_layers + 1 and found["sampling"] >= 1
+    assert {parts.REST, "transfer back"} <= found.keys()
+
+
 def test_a_profile_with_a_gpu_tells_its_times(profiled):
     on_gpu = {"gpu": {parts.LINEAR: 1e-3, parts.ATTENTION: 2e-3}}
     steps = {name: step | on_gpu for name, step in profiled["steps"].items()}
@@ -277,6 +296,7 @@ def test_the_peak_is_that_of_the_process_that_held_most_and_not_of_the_one_that_
     assert usage.watch(["sh", "-c", "exit 3"])["status"] == 3 and len(ours)
 
 
+@pytest.mark.skipif(which("make") is None, reason="there is no make")
 def test_make_runs_with_this_environment_and_makes_none():
     said = subprocess.run([*usage.make("demo"), "-n"], capture_output=True, text=True, check=True).stdout
     assert f"{Path(sys.executable).parent}/tinyengine demo" in said and "venv " not in said and "pip" not in said

@@ -20,6 +20,11 @@ if "is_available" in text:
 if "-m pytest" in text:
     print("3 passed in 1s" if "cuda" in text else "1 failed in 1s")
     sys.exit("cuda" not in text)
+if "tinyengine demo" in text:
+    print("timeline: there")
+    sys.exit(0)
+if "bench profile" in text:
+    sys.exit("it has failed")
 if "tinyengine bench" in text:
     rows = [dict(name="all on", seconds=2.0, tokens_per_s=12345.0)]
     record = dict(machine=dict(gpu="NVIDIA Pretender"), versions=dict(torch="2.11"), commit="abc",
@@ -51,12 +56,13 @@ def test_it_runs_its_parts_and_ends_with_a_table(tmp_path):
     python = tmp_path / "python"
     python.write_text(PRETENDER.format(python=sys.executable))
     python.chmod(0o755)
-    done = script("cuda", "notebooks", "serving", OUT=str(tmp_path / "out"), PYTHON=str(python))
+    done = script("cuda", "notebooks", "demo", "profile", "serving", OUT=str(tmp_path / "out"), PYTHON=str(python))
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "NVIDIA Pretender torch 2.11 commit abc" and "12,345" in done.stdout
-    last = [line.split() for line in lines[-3:]]
-    assert [row[:2] for row in last] == [["cuda", "ok"], ["notebooks", "FAILED"], ["serving", "ok"]]
-    assert "3 passed" in lines[-3] and "1 failed" in lines[-2]
+    last = [line.split() for line in lines[-5:]]
+    ends = {"cuda": "ok", "notebooks": "FAILED", "demo": "ok", "profile": "FAILED", "serving": "ok"}
+    assert {row[0]: row[1] for row in last} == ends
+    assert "3 passed" in lines[-5] and "1 failed" in lines[-4] and "it has failed" in lines[-2]
     assert json.loads((tmp_path / "out" / "gpu_serving.json").read_text())["commit"] == "abc"
     assert (tmp_path / "out" / "notebooks.log").read_text().strip() == "1 failed in 1s"

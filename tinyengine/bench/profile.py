@@ -55,8 +55,9 @@ def run(
         save_random_model(Path(folder), dtype, **shapes)
         model = load_model(folder, device, dtype)
     matrix = matrix or (8192 if on_cuda else 1024)
-    cases = [Case(model, f"{n} decode", n, budget) for n in batches]
-    cases.append(Case(model, f"{batches[0]} decode, a chunk", batches[0], budget, chunk=budget - batches[0]))
+    steps = 200 + 4 * rounds * 2 * (IN_A_ROW + 1)  # more than are taken to the end, first prompts included
+    cases = [Case(model, f"{n} decode", n, budget, steps) for n in batches]
+    cases.append(Case(model, f"{batches[0]} decode, a chunk", batches[0], budget, steps, chunk=budget - batches[0]))
     return {
         "model": {name: shapes[name] for name in ("num_hidden_layers", "hidden_size", "vocab_size")},
         "dtype": str(dtype).removeprefix("torch."),
@@ -70,14 +71,14 @@ def run(
 class Case:
     """An engine, and what brings it to the next step of the kind that is looked at.
 
-    requests: so many decode behind prompts of 16 to 256 tokens. chunk: new tokens, the second third of a prompt.
+    requests: so many decode behind prompts of 16 to 256 tokens, for so many steps. chunk: new tokens, the second third
+    of a prompt.
     """
 
-    def __init__(self, model, name: str, requests: int, budget: int, chunk: int = 0):
+    def __init__(self, model, name: str, requests: int, budget: int, steps: int, chunk: int = 0):
         self.name, self.requests, self.chunk = name, requests, chunk
         self.vocab_size = model.config.vocab_size
         prompts = [job.prompt for job in peers.mixed(requests).jobs]
-        steps = model.config.max_position_embeddings - max(map(len, prompts))  # they decode as long as there is room
         room = sum(map(len, prompts)) + requests * (steps + PAGE) + 3 * chunk + PAGE
         sizes = {"max_num_seqs": requests + bool(chunk), "num_slots": room, "block_size": PAGE}
         if model.device.type == "cuda":
@@ -162,8 +163,8 @@ def _needs(case: Case, matrix: int) -> dict[str, float]:
         "flop": flop_of(model, spans, due=sum(bool(span.tokens) for span in iteration.spans)),
         "bytes_per_s": copy_bandwidth(device, size, repeats=3),
         "flop_per_s": max(matrix_rate(device, model.dtype, matrix, repeats=3), _rate_of_widest(case.engine, matrix)),
-        LINEAR: seconds(lambda: bare.linear(0), device, repeats=3),
-        ATTENTION: seconds(lambda: bare.attention(0), device, repeats=3),
+        LINEAR: seconds(lambda: bare.linear(0), device, repeats=3, in_a_row=10),
+        ATTENTION: seconds(lambda: bare.attention(0), device, repeats=3, in_a_row=10),
     }
 
 
