@@ -25,6 +25,7 @@ SCHEDULERS = {
     "chunked": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 7),
     "wide": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 40),
     "priority": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 16, policy="priority"),
+    "priority, few": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 3, policy="priority"),
     "first chunk": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 7, admit_first_chunk=True),
     "hybrid only": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 12, chunking=False),
     "chunked only": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 12, mixing=False),
@@ -33,17 +34,19 @@ SCHEDULERS = {
     "prefill first, few": lambda slots, seqs: PrefillFirst(Blocks.for_arena(slots, 4), seqs, 2, watermark=0.05),
     "prefill first, no limit": lambda slots, seqs: PrefillFirst(Blocks.for_arena(slots, 4), seqs, watermark=0.0),
 }
-SLOTS = 64  # tight: at most 40 of them for one request, so that requests block and drive out each other
+SLOTS = 64  # tight: at most 50 of them for one request, so that requests block and drive out each other
+ROOMY = 160  # blocks are plenty now and then, so that decodes are set aside and taken back
 
 
 @st.composite
-def jobs(draw, largest: int = 30, most: int = 24):
-    """Up to `most` jobs that arrive in bursts and in lulls, multiples of 1/16 of a second apart."""
+def jobs(draw, largest: int = 30, most: int = 24, longest: int = 20):
+    """Up to `most` jobs, of prompts and outputs up to `largest` and `longest`, that arrive in bursts and in lulls,
+    multiples of 1/16 of a second apart."""
     prompt = st.integers(1, 2) | st.integers(1, largest)
     moment, found = 0.0, []
     for _ in range(draw(st.integers(1, most))):
         moment += draw(st.sampled_from([0, 0, 0, 1, 2, 5, 40])) / 16
-        found.append(Job(moment, draw(prompt), draw(st.integers(1, 20)), draw(st.sampled_from([0, 0, 1]))))
+        found.append(Job(moment, draw(prompt), draw(st.integers(1, longest)), draw(st.sampled_from([0, 0, 1]))))
     return found
 
 

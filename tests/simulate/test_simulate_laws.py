@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulate_cases import GPU, SCHEDULERS, SLOTS, jobs, roofline, told
+from simulate_cases import GPU, ROOMY, SCHEDULERS, SLOTS, jobs, roofline, told
 
 from tinyengine.scheduler import Chunked
 from tinyengine.simulate import Job, Simulator, Unit, simulate
@@ -17,6 +17,7 @@ from tinyengine.trace import Trace
 
 every_scheduler = pytest.mark.parametrize("name", SCHEDULERS)
 any_scheduler = st.sampled_from(sorted(SCHEDULERS))
+any_memory = st.sampled_from([SLOTS, ROOMY, 1000])
 drawn = settings(max_examples=60, deadline=None)
 
 
@@ -28,12 +29,12 @@ def traced(name, work, cost) -> Trace:
 
 
 @every_scheduler
-@given(work=jobs())
-@settings(max_examples=25, deadline=None)
-def test_jumping_gives_exactly_what_stepping_gives(name, work):
+@given(work=jobs(), slots=any_memory)
+@settings(max_examples=40, deadline=None)
+def test_jumping_gives_exactly_what_stepping_gives(name, work, slots):
     for cost in (roofline(), Unit(0.25)):
-        jumped, jumped_story = told(work, SCHEDULERS[name](SLOTS, 5), cost)
-        stepped, stepped_story = told(work, SCHEDULERS[name](SLOTS, 5), cost, jump=False)
+        jumped, jumped_story = told(work, SCHEDULERS[name](slots, 5), cost)
+        stepped, stepped_story = told(work, SCHEDULERS[name](slots, 5), cost, jump=False)
         assert stepped.jumped == 0 and len(stepped_story) == len(work)
         assert jumped_story == stepped_story
         assert replace(jumped, jumped=0) == stepped
@@ -64,13 +65,47 @@ def test_a_scheduler_of_ones_own_is_stepped():
     assert simulate([Job(0.0, 3, 30)], Mine(Blocks(20, 4), 2, 8), Unit()).jumped == 0
 
 
-@given(name=any_scheduler, work=jobs())
+@pytest.mark.parametrize("name", ["chunked", "wide", "priority", "first chunk", "hybrid only"])
+@given(work=jobs(longest=60), blocks=st.integers(23, 120))
 @drawn
-def test_doubling_every_rate_halves_every_time_exactly(name, work):
+def test_decodes_are_set_aside_only_while_memory_is_plenty(name, work, blocks):
+    jumped = told(work, SCHEDULERS[name](4 * blocks, 5), roofline())
+    stepped = told(work, SCHEDULERS[name](4 * blocks, 5), roofline(), jump=False)
+    assert jumped[1] == stepped[1] and replace(jumped[0], jumped=0) == stepped[0]
+
+
+@given(work=jobs(), slots=any_memory, pp=st.integers(2, 3))
+@drawn
+def test_setting_decodes_aside_changes_nothing_in_a_pipeline(work, slots, pp):
+    lanes, others = ([SCHEDULERS["chunked"](slots, 5) for _ in range(pp)] for _ in range(2))
+    assert told(work, lanes, roofline(pp=pp)) == told(work, others, roofline(pp=pp), jump=False)
+
+
+@pytest.mark.parametrize("name", ["chunked", "wide", "priority", "first chunk"])
+def test_the_scheduler_is_asked_only_about_what_changes(name):
+    """Five decode while a sixth is prefilled: that one is planned alone. At the end the scheduler is as it was."""
+    scheduler = SCHEDULERS[name](1000, 6)
+    before = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
+    planned, schedule = [], scheduler.schedule
+
+    def spied():
+        plan = schedule()
+        planned.append([request.request_id for request, _ in plan])
+        return plan
+
+    scheduler.schedule = spied
+    simulate([Job(0.0, 1, 60)] * 5 + [Job(9.5, 30, 5)], scheduler, Unit())
+    assert planned.count(["r5"]) >= 2 and not any("r5" in plan and len(plan) > 1 for plan in planned)
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == before
+
+
+@given(name=any_scheduler, work=jobs(), slots=any_memory)
+@drawn
+def test_doubling_every_rate_halves_every_time_exactly(name, work, slots):
     fast = replace(GPU, flops=2 * GPU.flops, bandwidth=2 * GPU.bandwidth, link=2 * GPU.link)
-    slow_report, slow = told(work, SCHEDULERS[name](SLOTS, 5), roofline())
+    slow_report, slow = told(work, SCHEDULERS[name](slots, 5), roofline())
     sooner = [job._replace(arrival=job.arrival / 2) for job in work]
-    fast_report, faster = told(sooner, SCHEDULERS[name](SLOTS, 5), roofline(fast))
+    fast_report, faster = told(sooner, SCHEDULERS[name](slots, 5), roofline(fast))
     assert faster == {key: tuple(moment / 2 for moment in moments) for key, moments in slow.items()}
     assert fast_report.iterations == slow_report.iterations and fast_report.busy == slow_report.busy / 2
 
@@ -81,11 +116,11 @@ def test_the_same_jobs_give_the_same_trace(name, work):
     assert traced(name, work, roofline()) == traced(name, work, roofline())
 
 
-@given(name=any_scheduler, work=jobs(most=12), number=st.integers(0, 10**6))
+@given(name=any_scheduler, work=jobs(most=12), number=st.integers(0, 10**6), slots=any_memory)
 @drawn
-def test_ids_are_only_names(name, work, number):
-    _, story = told(work, SCHEDULERS[name](SLOTS, 5), roofline())
-    simulator = Simulator(SCHEDULERS[name](SLOTS, 5), roofline())
+def test_ids_are_only_names(name, work, number, slots):
+    _, story = told(work, SCHEDULERS[name](slots, 5), roofline())
+    simulator = Simulator(SCHEDULERS[name](slots, 5), roofline())
     simulator.name = lambda index: f"{(index * 7919 + number) % 10007:05d}"  # neither their order nor their length
     other = {}
     simulator.on_finish = lambda r: other.update({r.request_id: (r.began, r.first, r.last, r.worst_gap, r.arrival)})
@@ -137,10 +172,10 @@ def test_no_clock_is_read_and_no_global_random_number_is_drawn(name, monkeypatch
     assert report.finished == 9
 
 
-@given(name=any_scheduler, work=jobs())
+@given(name=any_scheduler, work=jobs(), slots=any_memory)
 @drawn
-def test_memory_is_whole_after_every_iteration_and_empty_at_the_end(name, work):
-    scheduler = SCHEDULERS[name](SLOTS, 5)
+def test_memory_is_whole_after_every_iteration_and_empty_at_the_end(name, work, slots):
+    scheduler = SCHEDULERS[name](slots, 5)
     commit = scheduler.commit
 
     def checked(plan, tokens):

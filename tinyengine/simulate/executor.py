@@ -156,8 +156,7 @@ class Simulator:
         self._deliver(scheduler.commit(plan, tokens), lane, end)
         steady.advance(1, end - lane.ready)
         lane.ready = end
-        most = min(most, steady.until_next)
-        if self._jump and (times := repeats(scheduler, plan, most, queued, steady)):
+        if self._jump and (times := repeats(scheduler, plan, min(most, steady.until_next), queued, steady)):
             self._leap(lane, plan, load, advance, times)
         return True
 

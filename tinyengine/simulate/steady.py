@@ -23,7 +23,7 @@ class Steady:
         self._scheduler = scheduler
         self._enabled = enabled and _serves_every_decode(scheduler)
         self._max_num_seqs, self._budget = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-        self._longest = 0  # of all requests, in slots
+        self._most_blocks = 0  # that an iteration can ask for
         self._held = 0  # of the contexts, those that have their blocks
         self._iteration = 0
         self._back: list[tuple] = []  # heap of (iteration that has it back, order, iteration it was set aside for, it)
@@ -40,14 +40,20 @@ class Steady:
         return (self.contexts - self._held) // self._scheduler.memory.block_size + self.size
 
     def meet(self, request):
-        self._longest = max(self._longest, request.max_slots)
+        """A step can ask for the blocks of the whole budget, for one begun by each request, and for those of a prompt
+        that it may let in."""
+        if self._enabled:
+            blocks = self._scheduler.memory.blocks
+            most = blocks(self._budget) + self._max_num_seqs + blocks(request.max_slots)
+            self._most_blocks = max(self._most_blocks, most)
 
     def exchange(self, now: float):
         """Before an iteration: takes back who is about to end, and sets aside who got its newest token at `now`, when
         the newest iteration ended. That leaves the scheduler its smaller problem."""
         if not self._enabled:
             return
-        scheduler, everybody = self._scheduler, not self._blocks_are_plenty()
+        scheduler = self._scheduler
+        everybody = len(scheduler.memory.free) < self.owed + self._most_blocks
         while self._back and (everybody or self._back[0][0] == self._iteration):
             self._take_back(*heappop(self._back), now)
         if not everybody:
@@ -64,13 +70,6 @@ class Steady:
             while self._gaps and self._gaps[-1][1] <= gap:
                 self._gaps.pop()
             self._gaps.append((self._iteration, gap))
-
-    def _blocks_are_plenty(self) -> bool:
-        """Whether the next iteration gets all blocks that it could ask for: those of the whole budget, one begun by
-        each request, and those of a prompt that it may let in."""
-        memory = self._scheduler.memory
-        most = memory.blocks(self._budget) + self._max_num_seqs + memory.blocks(self._longest)
-        return len(memory.free) >= self.owed + most
 
     def _set_aside(self, request):
         length = len(request.tokens)
@@ -98,16 +97,11 @@ def _serves_every_decode(scheduler: Scheduler) -> bool:
     """Whether every running request gets a token in every iteration, whatever else is in it."""
     return (
         type(scheduler) is Chunked
-        and (scheduler.mixing and scheduler.chunking and scheduler.budget is None)
+        and (scheduler.mixing and scheduler.budget is None)
         and scheduler.max_num_seqs <= scheduler.max_num_batched_tokens
     )
 
 
 def _is_steady(request, now: float) -> bool:
     """Whether it decodes, as it did in the iteration that ended at `now`, and does not end with its next token."""
-    return (
-        request.last == now
-        and request.first is not None
-        and len(request.tokens) - request.computed == 1
-        and request.max_slots - len(request.tokens) > 1
-    )
+    return request.last == now and request.max_slots - len(request.tokens) > 1

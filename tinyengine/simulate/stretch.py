@@ -73,12 +73,13 @@ def _all_decode(scheduler: Scheduler, plan: Plan) -> bool:
 
 def _while_blocks_last(memory: Blocks, plan: Plan, times: int, steady: Steady) -> int:
     """The largest of times, times / 2, times / 4 ... for which the free blocks are surely enough."""
-    size, free, aside = memory.block_size, len(memory.free) - steady.owed, steady.size
+    size, free = memory.block_size, len(memory.free) - steady.owed
+    tokens, sequences = sum(n for _, n in plan) + steady.size, len(plan) + steady.size
     while times:
-        if times * (sum(n for _, n in plan) + aside) + (len(plan) + aside) * (size - 1) <= free * size:
+        if times * tokens + sequences * (size - 1) <= free * size:
             break
         needed = sum(memory.missing(request, request.computed + times * n) for request, n in plan)
-        if needed + aside * memory.blocks(times) <= free:
+        if needed + steady.size * memory.blocks(times) <= free:
             break
         times //= 2
     return times
