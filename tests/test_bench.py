@@ -240,6 +240,7 @@ def test_a_profile_with_a_gpu_tells_its_times(profiled):
     assert rows[parts.LINEAR][2] == "1,000" and rows["the step"][2] == "3,000" and rows["schedule"][2] == "-"
 
 
+TIMES = {"pass": 1.0, "Engine": 4.0, "import sys, tinyengine": 1.5}  # of a process, by what is in its program
 SCHEDULED = {"running": 1, "steps": 1, "schedulers": {}}
 USAGE = {
     "repeats": 9, "bare_s": 0.02, "import_s": 0.31, "engine_s": 1.9, "demos": 3, "demo_s": 50.0,
@@ -265,10 +266,10 @@ def test_usage_measures_fresh_processes_and_keeps_what_was_measured_of_the_tests
 
     monkeypatch.setattr(usage, "watch", watch)
     monkeypatch.setattr(usage, "RESULTS", tmp_path)
-    monkeypatch.setattr(usage, "_seconds_of_python", lambda program: 3.0 if "Engine" in program else len(program) / 100)
+    monkeypatch.setattr(usage, "_seconds_of_python", lambda program: next(s for word, s in TIMES.items() if word in program))
     first = usage.run(repeats=1, demos=2)
     assert calls == ["demo", "demo"] and first["demo_peak_bytes"] == 20 and first["tests"] is None
-    assert first["bare_s"] == 0.04 and first["engine_s"] == 2.96 and 0.1 < first["import_s"] < 1
+    assert first["bare_s"] == 1.0 and first["engine_s"] == 3.0 and first["import_s"] == 0.5
     second = usage.run(repeats=1, demos=1, tests=True)
     assert calls[-1] == "test" and second["tests"]["passed"] is True and second["tests"]["seconds"] == 5.0
     (tmp_path / "usage.json").write_text(json.dumps({"benchmarks": {"usage": second}}), encoding="utf-8")
@@ -521,6 +522,21 @@ def test_the_limit_is_the_products_that_a_schedule_cannot_do_without_and_no_more
         least += span.n_tokens * span.end * per_pair
         most += span.n_tokens * longest * per_pair
     assert least <= limit.other <= most
+
+
+def test_the_operations_of_a_step_are_those_of_its_rows_and_of_each_query_with_the_keys_up_to_its_own(tiny):
+    spans = [(3, 5), (1, 7), (4, 4)]
+    with Multiplications() as rows:
+        for layer in tiny.layers:
+            own = layer.self_attn, layer.mlp
+            for linear in (own[0].qkv_proj, own[0].o_proj, own[1].gate_up_proj, own[1].down_proj):
+                linear(torch.zeros(8, linear.in_features))
+        tiny.lm_head(torch.zeros(2, tiny.config.hidden_size))
+    pairs = (3 + 4 + 5) + 7 + (1 + 2 + 3 + 4)
+    config = tiny.config
+    per_pair = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    # aten.linear may be seen as its transposed product
+    assert limits.flop_of(tiny, spans, due=2) == 2 * (rows.linear + rows.other + pairs * per_pair)
 
 
 def test_a_peer_with_one_wrong_token_is_not_exact():
