@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 
 from tinyengine.batch import Batch, flat, paged, rectangle
-from tinyengine.kernels import why_not_triton
+from tinyengine.kernels import why_not_numba, why_not_triton
 from tinyengine.operators import plain
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-BACKENDS = ("auto", "torch", "triton", "varlen")
+BACKENDS = ("auto", "torch", "numba", "triton", "varlen")
+FEW = 4  # new tokens up to which a request's rows are cheapest one by one (the numba backend)
 SPLIT_SIZE = 256  # keys of one program, where several share a request's keys
 
 
@@ -107,8 +108,8 @@ class PerRequest:
 class PagedAttention:
     """The stream of `PerRequest`, over K/V in blocks: each request finds its keys through its block table.
 
-    backend: "triton" (kernels.paged), "varlen" (kernels.varlen, torch's own FlashAttention), "torch" (request by
-        request, on any device), or "auto": triton where it can run, else torch.
+    backend: "triton" (kernels.paged), "varlen" (kernels.varlen, torch's own FlashAttention), "numba" (kernels.cpu),
+        "torch" (from copies of the blocks, on any device), or "auto": triton or numba where they can run, else torch.
     split_kv: lets several programs of the Triton kernel share the keys of a request, in decodes of few long ones.
 
     Raises ValueError for a backend that cannot serve this arena here.
@@ -125,9 +126,11 @@ class PagedAttention:
             self.layout = paged
 
     def __call__(self, batch: Batch) -> Attend:
-        return self._on_cpu(batch) if self.backend == "torch" else self._on_cuda(batch)
+        return self._on_cuda(batch) if self.backend in ("triton", "varlen") else self._on_cpu(batch)
 
     def _on_cpu(self, batch: Batch) -> Attend:
+        if self.backend == "numba":
+            return self._with_numba(batch)
         dtype = self.cache.keys.dtype
         shared = side_by_side(batch.counts, batch.lengths, batch.block_size)
         groups = [Group(batch, requests, dtype) for requests in shared]  # once, for all layers
@@ -138,6 +141,27 @@ class PagedAttention:
             out = torch.empty_like(q)
             for group in groups:
                 out[group.rows] = group.attend(q[group.rows], keys, values)
+            return out
+
+        return attend
+
+    def _with_numba(self, batch: Batch) -> Attend:
+        """A few queries read their keys where they lie; the many of a chunk share a copy of its keys."""
+        from tinyengine.kernels import cpu  # imported here: numba is of no use on a GPU
+
+        keys, values = self.cache.keys, self.cache.values
+        arenas = keys.numpy(), values.numpy()
+        slots, queries = batch.slot_mapping.numpy(), cpu.Queries(batch, FEW)
+        chunks = [Group(batch, [index], keys.dtype) for index, count in enumerate(batch.counts) if count > FEW]
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            own = [arena[layer] for arena in arenas]
+            cpu.write_kv(*own, slots, k, v)
+            out = torch.empty_like(q)
+            cpu.paged_attention(q, *own, queries, out)
+            for chunk in chunks:
+                blocks = [in_blocks(arena[layer], batch.block_size) for arena in (keys, values)]
+                out[chunk.rows] = chunk.attend(q[chunk.rows], *blocks)
             return out
 
         return attend
@@ -187,16 +211,19 @@ def choose_backend(wanted: str, arena: torch.Tensor) -> str:
     that cannot run."""
     if wanted not in BACKENDS:
         raise ValueError(f"attention_backend is {wanted!r}, but the backends are {', '.join(BACKENDS)}")
-    if wanted == "varlen":
-        from tinyengine.kernels import varlen
-
-        lacking = varlen.missing()
-    else:
-        lacking = why_not_triton(arena.device, arena.dtype, arena.shape[-1])
+    lacking = {
+        "triton": why_not_triton(arena.device, arena.dtype, arena.shape[-1]),
+        "numba": why_not_numba(arena.device, arena.dtype),
+        "torch": None,
+    }
     if wanted == "auto":
-        return "torch" if lacking else "triton"
-    if wanted != "torch" and lacking:
-        raise ValueError(f"attention_backend is {wanted!r}, but {lacking}")
+        return next(backend for backend, reason in lacking.items() if reason is None)
+    if wanted == "varlen":
+        from tinyengine.kernels import varlen  # imported here: not every torch has what it needs
+
+        lacking["varlen"] = varlen.missing()
+    if lacking[wanted]:
+        raise ValueError(f"attention_backend is {wanted!r}, but {lacking[wanted]}")
     return wanted
 
 

@@ -7,6 +7,10 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 
+from tinyengine.kernels import why_not_numba
+
+Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin of each row's position, [R, 1, head_dim]: alike for every head
+
 
 class Operators:
     """As torch does them, which is fastest. Every row is computed by itself, but in torch its last bits may
@@ -25,27 +29,70 @@ class Operators:
         """x [..., size], weight [size] -> x / sqrt(mean(x^2) + eps) * weight [..., size]. Source: arXiv 1910.07467."""
         return F.rms_norm(x, weight.shape, weight, eps)
 
+    def heads(
+        self, qkv: torch.Tensor, counts: list[int], norms: tuple[torch.nn.Module, torch.nn.Module], rope: Rope
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """qkv [R, heads + 2 * kv_heads, head_dim] -> q [R, heads, head_dim], k and v [R, kv_heads, head_dim]; every
+        head of q and k has its RMSNorm (`norms`, one for q and one for k), and then its position."""
+        q, k, v = qkv.split(counts, dim=1)
+        q, k = (rotate(self.rms_norm(x, norm.weight, norm.eps), rope) for x, norm in zip((q, k), norms))
+        return q, k, v
 
-class Packed(Operators):
-    """The same, with a second copy of the weights in the order in which oneDNN's kernels read them: nothing is to be
-    rearranged in a call. In float32 on a CPU, F.linear does without, and was slower where this was tried."""
+
+def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Rotary position embedding (RoFormer, arXiv 2104.09864), x [R, heads, head_dim]; pair i is (i, i + head_dim / 2),
+    as Llama and Qwen store their weights."""
+    cos, sin = rope
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class Compiled(Operators):
+    """float32 on a CPU: loops that numba compiles, one call where torch needs 3 to 20 (`kernels.cpu`)."""
 
     def __init__(self, model: torch.nn.Module):
+        from tinyengine.kernels import cpu  # imported here: numba is of no use on a GPU
+
+        self._loops = cpu
+
+    @staticmethod
+    def suits(model: torch.nn.Module) -> bool:
+        weight = next(model.parameters())
+        return why_not_numba(weight.device, weight.dtype) is None
+
+    def is_current(self) -> bool:
+        """Whether nothing was written to the model that it keeps a copy of."""
+        return True
+
+    def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._loops.swiglu(gate_up)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._loops.rms_norm(x, weight, eps)
+
+    def heads(self, qkv: torch.Tensor, counts: list[int], norms, rope: Rope):
+        return self._loops.heads(qkv, counts, norms, rope)
+
+
+class Packed(Compiled):
+    """And a second copy of the weights, in the order in which oneDNN's kernels read them: nothing is to be rearranged
+    in a call. F.linear does without in float32, and was slower where this was tried."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__(model)
         weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
         self._packs = {weight: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None) for weight in weights}
         self._versions = {weight: weight._version for weight in weights}
 
     @staticmethod
     def suits(model: torch.nn.Module) -> bool:
-        """float32 on an x86 CPU, with a torch that has oneDNN. (torch.compile's own CPU backend calls the same two
-        functions; they have no public name.)"""
-        weight = next(model.parameters())
+        """An x86 CPU, and a torch that has oneDNN. (torch.compile's own CPU backend calls the same two functions; they
+        have no public name.)"""
         has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        return weight.device.type == "cpu" and weight.dtype == torch.float32 and is_x86 and has_onednn
+        return Compiled.suits(model) and is_x86 and has_onednn
 
     def is_current(self) -> bool:
-        """Whether no weight was written since it was packed."""
         return all(weight._version == version for weight, version in self._versions.items())
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -53,13 +100,14 @@ class Packed(Operators):
 
 
 PLAIN = Operators()
-_packed: WeakKeyDictionary[torch.nn.Module, Packed] = WeakKeyDictionary()  # one copy for all engines of a model
+_fast: WeakKeyDictionary[torch.nn.Module, Compiled] = WeakKeyDictionary()  # one copy for all engines of a model
 
 
 def plain(model: torch.nn.Module) -> Operators:
     """The fastest operators that the model's device and dtype allow."""
-    if not Packed.suits(model):
+    kind = next((kind for kind in (Packed, Compiled) if kind.suits(model)), None)
+    if kind is None:
         return PLAIN
-    if model not in _packed or not _packed[model].is_current():
-        _packed[model] = Packed(model)
-    return _packed[model]
+    if model not in _fast or not _fast[model].is_current():
+        _fast[model] = kind(model)
+    return _fast[model]

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from tinyengine.attention import Attend
-from tinyengine.operators import PLAIN, Operators
-
-Rope = tuple[torch.Tensor, torch.Tensor]
+from tinyengine.operators import PLAIN, Operators, Rope
 
 
 @dataclass(frozen=True)
@@ -44,23 +42,25 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, per-head norms and rotary positions; the meeting of rows is left to `attend`."""
+    """Projections, per-head norms and rotary positions; the meeting of rows is left to `attend`.
+
+    counts: how many heads of queries, of keys and of values.
+    """
 
     def __init__(self, config: Config, layer: int):
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
-        self.heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+        self.counts = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
         # q, k and v in one product: three small ones cost more than one large one
-        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.counts) * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, rope: Rope, attend: Attend, operators: Operators) -> torch.Tensor:
         qkv = operators.linear(x, self.qkv_proj.weight).view(len(x), -1, self.head_dim)
-        q, k, v = qkv.split(self.heads, dim=1)  # [R, heads, head_dim], twice [R, kv_heads, head_dim]
-        q, k = rotate(self.q_norm(q, operators), rope), rotate(self.k_norm(k, operators), rope)
+        q, k, v = operators.heads(qkv, self.counts, (self.q_norm, self.k_norm), rope)
         out = attend(self.layer, q, k, v).flatten(1)  # [R, heads * head_dim]
         return operators.linear(out, self.o_proj.weight)  # [R, hidden]
 
@@ -142,11 +142,3 @@ class Qwen3(nn.Module):
             angle = torch.outer(position, frequency).repeat(1, 2)  # [positions, head_dim]
             self._rope = angle.cos().to(self.dtype), angle.sin().to(self.dtype)
         return self._rope
-
-
-def rotate(x: torch.Tensor, rope: Rope) -> torch.Tensor:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864), x [R, heads, head_dim]; pair i is (i, i + head_dim / 2),
-    as Llama and Qwen store their weights."""
-    cos, sin = rope
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin

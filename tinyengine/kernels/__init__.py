@@ -1,5 +1,6 @@
-"""What runs on a GPU. `paged` (attention) and `draw` (sampling) need Triton, `varlen` (attention) torch >= 2.12; each
-is imported only when it is used, so that the engine runs on a CPU where there is no Triton."""
+"""What torch does not do in one call. On a GPU, `paged` (attention) and `draw` (sampling) need Triton, `varlen`
+(attention) torch >= 2.12; on a CPU, `cpu` needs numba. Each is imported only when it is used, so that the engine runs
+where it is missing."""
 
 from importlib.util import find_spec
 
@@ -21,4 +22,15 @@ def why_not_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> s
         return f"the model is in {dtype}, and the kernel takes bfloat16, float16 and float32: use 'torch'"
     if not 16 <= head_dim <= 256:
         return f"head_dim is {head_dim}, and the kernel takes 16 to 256: use 'torch'"
+    return None
+
+
+def why_not_numba(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps `cpu` from serving such a model, as a sentence; None where nothing does."""
+    if device.type != "cpu":
+        return f"the model is on {device}, and loops compiled by numba run on a CPU: load it there, or use 'torch'"
+    if find_spec("numba") is None:
+        return "numba is not installed: pip install numba, or use 'torch'"
+    if dtype != torch.float32:
+        return f"the model is in {dtype}, and the loops take float32: use 'torch'"
     return None
