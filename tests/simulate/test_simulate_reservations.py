@@ -28,6 +28,12 @@ def test_pieces(size, piece):
     assert Reserved(4096, size, 2048).piece(request("r", 100, 25)) == piece
 
 
+def test_nothing_is_set_aside_past_the_longest_sequence():
+    """100 + 1,025 tokens, an output that rounds up to 2,048: at most 2,048 are ever needed, so 4,096 are waste."""
+    assert Reserved(8192, "pow2", 2048).piece(request("r", 100, 1025)) == 2048
+    assert Reserved(8192, "pow2", 4096).piece(request("r", 100, 1025)) == 4096
+
+
 def test_halves_are_cut_and_joined():
     memory = Reserved(64, "oracle", 64)
     small, other = request("a", 3, 5), request("b", 7, 9)

@@ -6,16 +6,22 @@ from tinyengine.request import Request
 SIZES = {
     # name: slots that are asked for, of a request, and the model's longest sequence
     "max": lambda request, longest: longest,
-    "pow2": lambda request, longest: request.num_prompt_tokens + (1 << (request.params.max_tokens - 1).bit_length()),
+    "pow2": lambda request, longest: min(longest, request.num_prompt_tokens + _power_of_two(request.params.max_tokens)),
     "oracle": lambda request, longest: request.max_slots,
 }
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest that is not below `n`."""
+    return 1 << (n - 1).bit_length()
 
 
 class Reserved(Slots):
     """An arena whose requests get one piece of a power of two of slots, from admission to the end.
 
     size: "max" sets aside the model's longest sequence for each; "pow2" the prompt and the output's length rounded up
-        to a power of two; "oracle" exactly what the request will need. The piece is the next power of two of that.
+        to a power of two, which is never more than the longest; "oracle" exactly what the request will need. The piece
+        is the next power of two of that.
     longest: the model's longest sequence, in slots.
 
     Pieces are cut in halves and joined with their other half again, so a free slot may be of no use to anybody: in a
@@ -52,7 +58,7 @@ class Reserved(Slots):
 
     def piece(self, request: Request) -> int:
         """Slots that the request is given: the next power of two."""
-        return 1 << (self.size(request, self.longest) - 1).bit_length()
+        return _power_of_two(self.size(request, self.longest))
 
     def can_ever_hold(self, request: Request) -> bool:
         return request.max_slots <= self.longest and self.piece(request) < 1 << self.n_slots.bit_length()

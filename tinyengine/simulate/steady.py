@@ -94,12 +94,9 @@ class Steady:
 
 
 def _serves_every_decode(scheduler: Scheduler) -> bool:
-    """Whether every running request gets a token in every iteration, whatever else is in it."""
-    return (
-        type(scheduler) is Chunked
-        and (scheduler.mixing and scheduler.budget is None)
-        and scheduler.max_num_seqs <= scheduler.max_num_batched_tokens
-    )
+    """Whether every running request gets a token in every iteration, whatever else is in it: nobody is let in for whom
+    none is left. (A budget that learns from every iteration is not the smaller one of the smaller problem.)"""
+    return type(scheduler) is Chunked and scheduler.mixing and scheduler.budget is None
 
 
 def _is_steady(request, now: float) -> bool:
