@@ -10,24 +10,30 @@ Keys and values are read back from the arena, also those of this very iteration:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import torch
 import torch.nn.functional as F
 
-from tinyengine.attention import Attend, PagedAttention
-from tinyengine.batch import Batch
+from tinyengine.attention import Attend, PagedAttention, in_blocks
+from tinyengine.batch import Batch, on_device
 from tinyengine.invariant.operators import TILE_ROWS
 
-SPLIT = 64  # keys that one product sums
+SPLIT = 128  # keys that one product sums
 SHARED = 8  # requests with at most so many new tokens, equally many of them, are computed side by side
 TILE_QUERIES = 64  # of a longer one; the keys behind a tile are left out
-HIDDEN = -1e30  # swallows any score, so the weight is exactly 0; with -inf, a split with nothing to see would be NaN
+HIDDEN = -1e38  # far below any score, so the weight is exactly 0; -inf would leave a split with nothing to see no size
 
 
 class InvariantAttention(PagedAttention):
-    """`PagedAttention` with its sums in fixed portions. split: keys of a portion."""
+    """`PagedAttention` with its sums in fixed portions. split: keys of a portion, a power of two."""
 
     split = SPLIT
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self._rooms: dict[str, torch.Tensor] = {}
 
     def kernel_options(self, batch: Batch) -> dict:
         """On a GPU: one height of tiles, and a request's keys never shared out, since both would follow the batch. The
@@ -35,20 +41,57 @@ class InvariantAttention(PagedAttention):
         return {"tile_rows": 16}
 
     def _on_cpu(self, batch: Batch) -> Attend:
-        contexts = [Context(batch, requests, self.split) for requests in side_by_side(batch.counts)]
-        kv_heads = self.cache.keys.shape[2]
-        places = [context.places(kv_heads) for context in contexts]  # once, for all layers
+        contexts = [Context(batch, requests, self.split) for requests in side_by_side(batch.counts)]  # for all layers
+        begun = begun_blocks(batch)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            for arena in (self.cache.keys, self.cache.values) if len(begun) else ():
+                in_blocks(arena[layer], batch.block_size).index_fill_(0, begun, 0)
             self.cache.write(layer, batch.slot_mapping, k, v)
             out = torch.empty_like(q)
-            for context, place in zip(contexts, places, strict=True):
-                keys, values = (read(arena[layer], place) for arena in (self.cache.keys, self.cache.values))
+            for context in contexts:
+                keys, values = self._read(layer, context)
                 for tile in context.tiles:
                     out[tile.rows] = attend_tile(q[tile.rows], keys, values, tile)
-            return out
+            if not out.sum(dtype=torch.float32).isfinite():
+                for context in contexts:
+                    keys, values = self._read(layer, context)
+                    for tile in context.tiles:
+                        out[tile.rows] = mended(out[tile.rows], q[tile.rows], keys, values, tile)
+            return out.add_(0)  # no -0: beside a hidden split it would be 0
 
         return attend
+
+    def _read(self, layer: int, context: "Context") -> list[torch.Tensor]:
+        """The context's keys and values, [items, split, kv_heads, head_dim] in float32. They are copied to the same
+        room time and again: fresh memory would cost as much as the copy."""
+        return [
+            self._copies("keys", self.cache.keys[layer], context),
+            self._copies("values", self.cache.values[layer], context),
+        ]
+
+    def _copies(self, name: str, arena: torch.Tensor, context: "Context") -> torch.Tensor:
+        blocks = in_blocks(arena, context.piece)
+        shape = len(context.pieces), *blocks.shape[1:]
+        copies = torch.index_select(blocks, 0, context.pieces, out=self._room(name, shape, arena.dtype))
+        if arena.dtype != torch.float32:
+            copies = self._room(name + " in float32", shape, torch.float32).copy_(copies)
+        return copies.view(-1, context.split, *arena.shape[1:])
+
+    def _room(self, name: str, shape: tuple, dtype: torch.dtype) -> torch.Tensor:
+        size = prod(shape)
+        if name not in self._rooms or len(self._rooms[name]) < size:
+            self._rooms[name] = torch.empty(size, dtype=dtype, device=self.cache.keys.device)
+        return self._rooms[name][:size].view(shape)
+
+
+def begun_blocks(batch: Batch) -> torch.Tensor:
+    """The blocks that end a request's context and are first written in this iteration. They are cleared before, so that
+    no NaN that a former owner left behind a context is met, and mended, over and over."""
+    size = batch.block_size
+    each = zip(batch.tables, batch.lengths, batch.counts)
+    begun = [table[(n - 1) // size] for table, n, new in each if n % size and (n - 1) % size < new]
+    return torch.tensor(begun, dtype=torch.long, device=batch.tokens.device)
 
 
 def side_by_side(counts: list[int]) -> list[list[int]]:
@@ -64,9 +107,9 @@ def side_by_side(counts: list[int]) -> list[list[int]]:
 class Tile:
     """`queries` of m requests, equally many of each, over the first `items` splits of their context.
 
-    rows: where they stand in the batch, request by request. owner [items]: whose split it is. alive[j]: how many of the
-    m requests, the longest first, have a split j. hidden [items, queries, split]: 0, or HIDDEN for a key that a query
-    must not see, also one that is not there.
+    rows: where they stand in the batch, request by request. owner [items]: whose split it is. alive[j]: how many of
+    the m requests, the longest first, have a split j. hidden [items, 1, queries, split]: 0, or HIDDEN for a key that a
+    query must not see, also one that is not there.
     """
 
     rows: slice | torch.Tensor
@@ -74,18 +117,32 @@ class Tile:
     owner: torch.Tensor
     alive: list[int]
     hidden: torch.Tensor
+    _rectangle: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def rectangle(self, kv_heads: int, group: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for the queries, [m, kv_heads, height, head_dim], the rows behind them 0, and what is hidden from each
+        of the rows (or from all of them): [items, 1, height or 1, split]. Made once, for all layers."""
+        if self._rectangle is None:
+            rows = self.queries * group
+            height = -(-rows // TILE_ROWS) * TILE_ROWS
+            hidden = self.hidden
+            if self.queries > 1:
+                hidden = F.pad(hidden.repeat_interleave(group, 2), (0, 0, 0, height - rows))
+            self._rectangle = hidden.new_zeros(self.alive[0], kv_heads, height, head_dim), hidden
+        return self._rectangle
 
     def spread(self, own: torch.Tensor) -> torch.Tensor:
         """What each request has, for each of its splits: [m, ...] -> [items, ...]."""
         if self.alive[0] == 1:
             return own.expand(len(self.alive), *own.shape[1:])
-        return own if len(self.alive) == 1 else own[self.owner]
+        return own if len(self.alive) == 1 else own.index_select(0, self.owner)
 
 
 class Context:
     """The keys of m requests cut into splits, and the tiles of queries that look at them.
 
-    Items are splits of requests: the first split of each, then the second of each that has one, and so on.
+    Items are splits of requests: the first split of each, then the second of each that has one, and so on. pieces:
+    where in the arena they are, in pieces of `piece` slots, which is a block or a split, whatever is smaller.
     """
 
     def __init__(self, batch: Batch, requests: list[int], split: int):
@@ -95,68 +152,82 @@ class Context:
         splits = [-(-length // split) for length in lengths]
         alive = [sum(own > number for own in splits) for number in range(splits[0])]
         items = [(rank, number * split) for number, n in enumerate(alive) for rank in range(n)]
-        owner, begin = torch.tensor(items, device=device).unbind(1)  # [items]
-        which, length = torch.tensor([requests, lengths], device=device)
+        self.split, self.piece = split, min(batch.block_size, split)
+        own = [pieces(batch, index, self.piece, split) for index in requests]
+        per = split // self.piece
+        self.pieces, owner, begin, which, length, first = on_device(
+            [
+                [piece for rank, start in items for piece in own[rank][start // self.piece :][:per]],
+                *zip(*items),
+                requests,
+                lengths,
+                [0, *accumulate(batch.counts)],
+            ],
+            device,
+        )
         position = begin[:, None] + torch.arange(split, device=device)  # [items, split], of each key
-        # Where a request has no key yet, its first one stands in: a foreign one would take part as 0 * value, and
-        # 0 * NaN is NaN.
-        own = torch.where(position < length[owner, None], position, 0)
-        table = batch.block_table.long()[which][owner]  # [items, most blocks]
-        size = batch.block_size
-        self.slots = table.gather(1, own // size) * size + own % size  # [items, split]
         self.tiles = []
         count = batch.counts[requests[0]]
-        first = batch.cu_seqlens_q.long()[which]  # the first row of each request
+        first = first[which]  # the first row of each request
         for start in range(0, count, TILE_QUERIES):
             end = min(start + TILE_QUERIES, count)
             query = torch.arange(start, end, device=device)
             seen = -(-(lengths[0] - count + end) // split)  # splits that any of them may see
-            items = sum(alive[:seen])
+            n = sum(alive[:seen])
             at = (length - count)[:, None] + query  # [m, queries], the position of each query
-            hidden = torch.where(position[:items, None] > at[owner[:items]][:, :, None], HIDDEN, 0.0)
+            hidden = torch.where(position[:n, None] > at[owner[:n]][:, :, None], HIDDEN, 0.0)
             rows = slice(int(first[0]) + start, int(first[0]) + end)
             if len(requests) > 1:
                 rows = (first[:, None] + query).flatten()
-            self.tiles.append(Tile(rows, end - start, owner[:items], alive[:seen], hidden))
-
-    def places(self, kv_heads: int) -> torch.Tensor:
-        """The rows of [slots * kv_heads, head_dim] to read: [items, kv_heads, split]."""
-        return self.slots[:, None] * kv_heads + torch.arange(kv_heads, device=self.slots.device)[:, None]
+            self.tiles.append(Tile(rows, end - start, owner[:n], alive[:seen], hidden[:, None]))
 
 
-def read(arena: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """One layer's arena [slots, kv_heads, head_dim] -> [items, kv_heads, split, head_dim] in float32."""
-    rows = arena.flatten(0, 1).index_select(0, places.flatten())
-    return rows.float().view(*places.shape, arena.shape[-1])
+def pieces(batch: Batch, index: int, piece: int, split: int) -> list[int]:
+    """A request's pieces by position, up to a full split. Behind its last one its first stands in: a foreign one would
+    take part as 0 * value, and 0 * NaN is NaN."""
+    table, per_block = batch.tables[index], batch.block_size // piece
+    n_pieces = -(-batch.lengths[index] // piece)
+    own = list(table[:n_pieces])
+    if per_block > 1:
+        own = [table[n // per_block] * per_block + n % per_block for n in range(n_pieces)]
+    return own + [own[0]] * (-len(own) % (split // piece))
 
 
 def attend_tile(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """q [m * queries, heads, head_dim], keys and values [items or more, kv_heads, split, head_dim] -> as q.
+    """q [m * queries, heads, head_dim], keys and values [items or more, split, kv_heads, head_dim] -> as q.
 
     Every split is a softmax of its own, and those are weighed by what each would have had of the whole. That is
     flash-decoding's arithmetic (Dao et al., 2023), with splits that stay where they are.
     """
     items, m, queries = tile.hidden.shape[0], tile.alive[0], tile.queries
-    (_, heads, head_dim), (_, kv_heads, split, _) = q.shape, keys.shape
-    group = heads // kv_heads
-    rows = queries * group
-    height = -(-rows // TILE_ROWS) * TILE_ROWS
-    # The query heads that share a key head are rows of one product, query by query: [m, kv_heads, rows, head_dim]
-    wide = (q.float() * head_dim**-0.5).view(m, queries, kv_heads, group, head_dim).transpose(1, 2)
-    wide = F.pad(wide.reshape(m, kv_heads, rows, head_dim), (0, 0, 0, height - rows))
-    wide = tile.spread(wide).reshape(items * kv_heads, height, head_dim)
-    keys, values = keys[:items].flatten(0, 1), values[:items].flatten(0, 1)  # [items * kv_heads, split, head_dim]
-    scores = torch.bmm(wide, keys.transpose(1, 2)).view(items, kv_heads, height, split)
-    scores[:, :, :rows].unflatten(2, (queries, group)).add_(tile.hidden[:, None, :, None])
-    weights = scores.softmax(-1)
-    out = torch.bmm(weights.flatten(0, 1), values).view(items, kv_heads, height, head_dim)
+    (_, heads, head_dim), kv_heads = q.shape, keys.shape[2]
+    wide, hidden = tile.rectangle(kv_heads, heads // kv_heads, head_dim)
+    rows = queries * (heads // kv_heads)
+    # The query heads that share a key head are rows of one product, query by query
+    wide[:, :, :rows].unflatten(2, (queries, -1)).copy_(q.view(m, queries, kv_heads, -1, head_dim).transpose(1, 2))
+    out, size = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        tile.spread(wide), keys[:items].transpose(1, 2), values[:items].transpose(1, 2), attn_mask=hidden
+    )  # [items, kv_heads, height, head_dim], and log(sum(exp(scores))) [items, kv_heads, height]
+    out, size = out[:, :, :rows], size[:, :, :rows, None]
     if len(tile.alive) > 1:
-        # The likeliest key's weight is 1 / sum(exp(scores - best)), so this is log(sum(exp(scores))).
-        size = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log()  # [items, kv_heads, height, 1]
-        share = (size - tile.spread(in_order(torch.maximum, size, tile.alive))).exp()
-        out = in_order(torch.add, out * share, tile.alive) / in_order(torch.add, share, tile.alive)
-    out = out[:, :, :rows].unflatten(2, (queries, group))  # [m, kv_heads, queries, group, head_dim]
-    return out.transpose(1, 2).reshape(q.shape).to(q.dtype) + 0  # no -0: beside a hidden split it would be 0
+        share = (size - tile.spread(in_order(torch.maximum, size, tile.alive))).exp_()
+        out = in_order(torch.add, out * share, tile.alive).div_(in_order(torch.add, share, tile.alive))
+    out = out.unflatten(2, (queries, -1))  # [m, kv_heads, queries, group, head_dim]
+    return out.transpose(1, 2).reshape(q.shape).to(q.dtype)
+
+
+def mended(out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """The tile's output, where it is not finite computed anew: each query by itself, with 0 in place of what it must
+    not see. A hidden key has weight 0, but 0 * NaN is NaN, and 0 * infinity too."""
+    for row in (~out.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist():
+        rank, query = divmod(row, tile.queries)
+        hidden = tile.hidden[:, :, query : query + 1]  # [items, 1, 1, split]
+        seen = (tile.owner == rank) & (hidden == 0).flatten(1).any(1)
+        own, unseen = hidden[seen], (hidden[seen] != 0).view(-1, keys.shape[1], 1, 1)
+        alone = Tile(slice(row, row + 1), 1, tile.owner[seen], [1] * len(own), own)
+        clean = (x[: len(seen)][seen].masked_fill(unseen, 0) for x in (keys, values))
+        out[row : row + 1] = attend_tile(q[row : row + 1], *clean, alone)
+    return out
 
 
 def in_order(combine: Callable, parts: torch.Tensor, alive: list[int]) -> torch.Tensor:

@@ -143,7 +143,8 @@ def sampler_is_row_wise(vocab_size: int, device: torch.device) -> bool:
 
 
 def attention_is_prefix_pure(make_attention: type, config, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a query's output has the same bits however its request was cut into chunks, and beside whom."""
+    """Whether a query's output has the same bits however its request was cut into chunks, beside whom, and whatever
+    comes behind it."""
     config = replace(config, num_hidden_layers=1)
     length = 2 * SPLIT + 22
     whole = attend_in_chunks(make_attention, config, device, dtype, [length])
@@ -155,14 +156,37 @@ def attention_is_prefix_pure(make_attention: type, config, device: torch.device,
     ):
         if not same_bits(attend_in_chunks(make_attention, config, device, dtype, chunks, others, block_size), whole):
             return False
-    return True
+    return all(same_bits(got, wanted) for got, wanted in beside_later_tokens(make_attention, config, device, dtype))
 
 
-def attend_in_chunks(make_attention, config, device, dtype, chunks, others=(), block_size: int = 16) -> torch.Tensor:
+def beside_later_tokens(make_attention: type, config, device: torch.device, dtype: torch.dtype) -> Iterator[tuple]:
+    """The queries before a token whose key and value are NaN or infinite, and the same ones before an ordinary token;
+    then all queries, that token's own and later ones too, in other chunks and in one piece.
+
+    Nothing on CUDA: within a tile, the kernel multiplies such a value by 0.
+    """
+    if device.type == "cuda":
+        return
+    config = replace(config, num_hidden_layers=1)
+    length, place = 2 * SPLIT + 22, SPLIT + 7
+    ordinary = attend_in_chunks(make_attention, config, device, dtype, [length])
+    for fill in (torch.nan, torch.inf, -torch.inf):
+        spoilt, cut = (
+            attend_in_chunks(make_attention, config, device, dtype, chunks, spoil=(place, fill))
+            for chunks in ([length], [5, SPLIT - 1, 1, 1, 1, length - SPLIT - 7])
+        )
+        yield spoilt[:place], ordinary[:place]
+        yield cut, spoilt
+
+
+def attend_in_chunks(
+    make_attention, config, device, dtype, chunks, others=(), block_size: int = 16, spoil: tuple | None = None
+) -> torch.Tensor:
     """One request's attention, computed chunk by chunk between other requests: [sum(chunks), heads, head_dim].
 
     Whatever the request is beside and wherever its K/V lie, its own queries, keys and values are the same. others: new
-    tokens of a neighbour in each iteration. The arena is full of NaN before.
+    tokens of a neighbour in each iteration. spoil: a position of the request, and what its key and value are filled
+    with. The arena is full of NaN before.
     """
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     length, most = sum(chunks), max([0, *others]) * len(chunks)
@@ -177,6 +201,10 @@ def attend_in_chunks(make_attention, config, device, dtype, chunks, others=(), b
         n = length if index == 0 else others[index - 1] * len(chunks)
         shapes = [(n, width, head_dim) for width in (heads, kv_heads, kv_heads)]
         streams.append([torch.randn(shape, generator=chance).to(device, dtype) for shape in shapes])
+    if spoil:
+        place, fill = spoil
+        for part in streams[0][1:]:
+            part[place] = fill
     requests = [Request(str(index), [0] * len(q)) for index, (q, _, _) in enumerate(streams)]
     for request in reversed(requests):
         memory.admit(request, len(request.tokens))

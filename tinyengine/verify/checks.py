@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from tinyengine.invariant.envelope import AWKWARD, in_company, row_wise
+from tinyengine.invariant.envelope import AWKWARD, beside_later_tokens, in_company, row_wise
 from tinyengine.request import Request, SamplingParams
 from tinyengine.sampler import choose, gumbel_noise
 from tinyengine.verify.watch import Count, Job, Scenario, Subject, compare
 
-LENGTHS = (1, 5, 15, 16, 17, 63, 64, 65, 130, 200)  # on both sides of every block and split border
+LENGTHS = (1, 5, 15, 16, 17, 127, 128, 129)  # on both sides of every block and split border
 SIZES = (2, 3, 5, 8, 17, 33, 52)
 BUDGETS = (1, 7, 16, 37, 64)  # none but the last is aligned to anything
 NEW = 8  # tokens that a request generates, most of the time
@@ -33,41 +33,46 @@ def each(subject: Subject, scenarios) -> Count:
 
 
 def run_to_run(subject: Subject) -> Count:
-    return each(subject, [Scenario([job]) for job in jobs(subject, (17, 65, 200)) for _ in range(2)])
+    return each(subject, [Scenario([job]) for job in jobs(subject, (17, 129, 200)) for _ in range(2)])
 
 
 def batch_size(subject: Subject) -> Count:
-    lengths = [LENGTHS[i % 8] for i in range(max(SIZES))]
+    lengths = [LENGTHS[i % len(LENGTHS)] for i in range(max(SIZES))]
     return each(subject, [Scenario(jobs(subject, lengths[-n:], new=4)) for n in SIZES])
 
 
 def place_in_batch(subject: Subject) -> Count:
-    own = jobs(subject, (5, 17, 64, 65, 130))
+    own = jobs(subject, (5, 17, 128, 129, 130))
     return each(subject, [Scenario(own[i:] + own[:i]) for i in range(len(own))] + [Scenario(own[::-1])])
 
 
 def neighbours(subject: Subject) -> Count:
-    """Other neighbours in the engine, and rows of NaN and infinity beside a row in each operator."""
-    own = jobs(subject, (65,))
-    others = [jobs(subject, lengths, seed=seed) for lengths in ((64,), (1, 200), (17,) * 6) for seed in (1, 2)]
-    return each(subject, [Scenario(other[:1] + own + other[1:]) for other in others]) + _company(subject, AWKWARD)
+    """Other neighbours in the engine, rows of NaN and infinity beside a row in each operator, and such tokens behind
+    a query in attention."""
+    own = jobs(subject, (129,))
+    others = [jobs(subject, lengths, seed=seed) for lengths in ((128,), (1, 200), (17,) * 6) for seed in (1, 2)]
+    return (
+        each(subject, [Scenario(other[:1] + own + other[1:]) for other in others])
+        + _company(subject, AWKWARD)
+        + _later_tokens(subject)
+    )
 
 
 def joining_and_leaving(subject: Subject) -> Count:
-    lengths, arrivals = (130, 5, 64, 16, 200, 1, 65, 17), (0, 0, 2, 3, 5, 6, 9, 9)
+    lengths, arrivals = (130, 5, 128, 16, 200, 1, 129, 17), (0, 0, 2, 3, 5, 6, 9, 9)
     staggered = jobs(subject, lengths, arrivals=arrivals)
     ends = [replace(job, params=replace(job.params, max_tokens=1 + 5 * i % 13)) for i, job in enumerate(staggered)]
     return each(subject, [Scenario(ends, {"max_num_seqs": most}) for most in (3, 8)])
 
 
 def dummy_rows(subject: Subject) -> Count:
-    own = jobs(subject, (1, 17, 65))
+    own = jobs(subject, (1, 17, 129))
     scenarios = [Scenario(batch, dummy_rows=rows) for rows in (1, 2, 5, 29) for batch in (own, own[:1], own[2:])]
     return each(subject, scenarios) + _company(subject, (2, 5, 9, 33), fills=(0.0,))
 
 
 def chunk_borders(subject: Subject) -> Count:
-    own = jobs(subject, (17, 65, 130))
+    own = jobs(subject, (17, 129, 201))
     alone = [Scenario([job], {"max_num_batched_tokens": budget}) for job in own for budget in BUDGETS]
     together = [Scenario(own, {"max_num_batched_tokens": budget}) for budget in BUDGETS]
     return each(subject, alone + together)
@@ -75,7 +80,7 @@ def chunk_borders(subject: Subject) -> Count:
 
 def mixed_steps(subject: Subject) -> Count:
     """Prompts computed beside decodes, and decodes that verify guesses."""
-    own = jobs(subject, (5, 130, 17, 200, 64), arrivals=(0, 1, 2, 3, 4), new=16)
+    own = jobs(subject, (5, 130, 17, 200, 128), arrivals=(0, 1, 2, 3, 4), new=16)
     repeated = tuple(own[0].prompt * 6)  # its continuation can be guessed
     guessing = [replace(own[1], arrival=2.0), Job(repeated, replace(own[0].params, max_tokens=32))]
     return each(
@@ -88,8 +93,8 @@ def mixed_steps(subject: Subject) -> Count:
 
 
 def preemption(subject: Subject) -> Count:
-    own = jobs(subject, (60, 33, 63, 17, 64), new=24)
-    options = [{"num_slots": slots, "max_num_batched_tokens": budget} for slots in (112, 144) for budget in (32, 4096)]
+    own = jobs(subject, (120, 33, 127, 17, 128), new=24)
+    options = [{"num_slots": slots, "max_num_batched_tokens": budget} for slots in (160, 176) for budget in (32, 4096)]
     return each(subject, [Scenario(own, option, shows=_preempts) for option in options])
 
 
@@ -129,7 +134,7 @@ def poisoned_arena(subject: Subject) -> Count:
         slots = [block * size + offset for block in engine.memory.free for offset in range(size)]
         cache.keys[:, slots], cache.values[:, slots] = torch.nan, torch.nan
 
-    own = jobs(subject, (1, 16, 63, 130), arrivals=(0, 0, 4, 9))
+    own = jobs(subject, (1, 16, 127, 130), arrivals=(0, 0, 4, 9))
     options = {"num_slots": 400}
     return each(subject, [Scenario(batch, options, prepare=poison, each_step=poison) for batch in (own, own[3:])])
 
@@ -137,7 +142,7 @@ def poisoned_arena(subject: Subject) -> Count:
 def decode_is_prefill(subject: Subject) -> Count:
     """A request alone, and its text so far as the prompt of another: the decode step's row against the prompt's."""
     count = Count()
-    for job in jobs(subject, (5, 63, 130)):
+    for job in jobs(subject, (5, 127, 130)):
         alone = subject.alone(job)
         for n in range(1, NEW):
             prompt = tuple(alone.tokens[: len(job.prompt) + n])
@@ -170,7 +175,7 @@ def ties(subject: Subject) -> Count:
 
 def sampling_noise(subject: Subject) -> Count:
     """Drawn tokens alone and in a batch, the noise of a row alone and in company, and no generator touched."""
-    drawn = jobs(subject, (5, 17, 64, 65), temperature=0.9, top_p=0.9, top_k=200)
+    drawn = jobs(subject, (5, 17, 128, 129), temperature=0.9, top_p=0.9, top_k=200)
     drawn = [replace(job, params=replace(job.params, seed=number)) for number, job in enumerate(drawn)]
     state = torch.get_rng_state()
     count = each(subject, [Scenario(drawn), Scenario(drawn[::-1], {"max_num_batched_tokens": 37})])
@@ -213,6 +218,17 @@ def _company(subject: Subject, sizes, **options) -> Count:
         for got, wanted in in_company(operator, width, subject.model.norm.weight, sizes, **options):
             count.compare(got, wanted)
             count.cases += 1
+    return count
+
+
+@torch.inference_mode()
+def _later_tokens(subject: Subject) -> Count:
+    """The subject's attention, with a token of NaN or infinity behind a query."""
+    count, model = Count(), subject.model
+    make_attention = type(subject.engine(num_slots=256).attention)
+    for got, wanted in beside_later_tokens(make_attention, model.config, model.device, model.dtype):
+        count.compare(got, wanted)
+        count.cases += 1
     return count
 
 
