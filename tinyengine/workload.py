@@ -165,35 +165,38 @@ def _stream(name: str, rate: float, requests: int | None, rng: random.Random, sl
         number += 1
 
 
-TRACE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+TRACE_COLUMNS = (("arrival", "prompt", "output"), ("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
 
 
 def read_csv(path: str | Path) -> Iterator[Job]:
-    """The requests of a trace file, row by row: when each came, its prompt and its output tokens. The columns are those
-    of the public Azure LLM inference traces; a time is a date ("2023-11-16 18:15:46.6805900") or seconds, and counts
-    from the first row. Rows without output (the traces have some) are passed over.
+    """The requests of a trace file, row by row: when each came, its prompt and its output tokens. The columns are
+    arrival, prompt and output, or those of the public Azure LLM inference traces; a time is seconds, or a date
+    ("2023-11-16 18:15:46.6805900"), and counts from the first row. Rows without output (the traces have some) are
+    passed over.
 
     Raises ValueError, which names the row, for a missing column, a cell that cannot be read, and a time that runs back.
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
+        needed = " or ".join(", ".join(columns) for columns in TRACE_COLUMNS)
         if rows.fieldnames is None:
-            raise ValueError(f"{path} is empty: it needs the columns {', '.join(TRACE_COLUMNS)}")
-        missing = [column for column in TRACE_COLUMNS if column not in rows.fieldnames]
-        if missing:
-            raise ValueError(f"{path} lacks the columns {', '.join(missing)}: it needs {', '.join(TRACE_COLUMNS)}")
+            raise ValueError(f"{path} is empty: it needs the columns {needed}")
+        found = [columns for columns in TRACE_COLUMNS if set(columns) <= set(rows.fieldnames)]
+        if not found:
+            raise ValueError(f"{path} has the columns {', '.join(rows.fieldnames)}: it needs {needed}")
+        when, context, generated = found[0]
         start = newest = None
         for row in rows:
             try:
-                moment = _seconds(row["TIMESTAMP"])
-                prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+                moment = _seconds(row[when])
+                prompt, output = int(row[context]), int(row[generated])
             except (TypeError, ValueError):
                 raise ValueError(
                     f"{path}, line {rows.line_num}: {row} has no time and two whole numbers in it"
                 ) from None
             start = moment if start is None else start
             if newest is not None and moment < newest:
-                raise ValueError(f"{path}, line {rows.line_num}: {row['TIMESTAMP']} is before the row above: sort it")
+                raise ValueError(f"{path}, line {rows.line_num}: {row[when]} is before the row above: sort it")
             newest = moment
             if prompt > 0 and output > 0:
                 yield Job(moment - start, prompt, output)

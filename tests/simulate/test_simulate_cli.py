@@ -43,11 +43,13 @@ def test_a_curve_is_a_table_json_and_a_plot(tmp_path, capsys):
     assert plot.read_bytes().startswith(b"\x89PNG") and "at 4/s" in capsys.readouterr().out
 
 
-def test_a_capacity_holds_and_twice_of_it_does_not(tmp_path):
-    path = tmp_path / "capacity.json"
+def test_a_capacity_holds_and_a_higher_rate_does_not(tmp_path, capsys):
+    path, plot = tmp_path / "capacity.json", tmp_path / "capacity.png"
     command = [*SMALL, "--scheduler", "orca", "--max-num-seqs", "16", "--capacity", "--slo", "0.1"]
-    assert main([*command, "--json", str(path)]) == 0
+    assert main([*command, "--json", str(path), "--plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG") and f"plot: {plot}" in capsys.readouterr().out
     found = json.loads(path.read_text())
+    assert all(trial["tbt"]["p99"] <= 0.1 for trial in found["trials"] if trial["holds"])
     held = [trial["rate"] for trial in found["trials"] if trial["holds"]]
     missed = [trial["rate"] for trial in found["trials"] if not trial["holds"]]
     assert found["capacity"] == max(held) and 1 < min(missed) / max(held) < 1.03
@@ -109,7 +111,7 @@ def test_an_empty_file_is_called_empty(tmp_path, capsys):
     path = tmp_path / "none.csv"
     path.write_text("")
     assert main(["simulate", "--workload", str(path)]) == 2
-    assert f"{path} is empty: it needs the columns TIMESTAMP" in capsys.readouterr().err
+    assert f"{path} is empty: it needs the columns arrival, prompt, output or TIMESTAMP" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("start", [["tinyengine", "simulate"], ["tinyengine.simulate"]])
@@ -144,7 +146,7 @@ def test_the_paper_table_says_what_its_classes_are(monkeypatch, capsys):
         (["--workload", "equal_size", "--rates", "1"], ["'equal_size'", "sharegpt, arxiv"]),
         (["--model", "yi-34b", "--gpu", "rtx-4090"], ["yi-34b has", "1 x rtx-4090", "raise tp or pp"]),
         (["--tp", "0"], ["tp is 0"]),
-        (["--plot", "curve.png"], ["--plot draws a curve", "give --rates"]),
+        (["--plot", "curve.png"], ["--plot draws a curve", "give --rates or --capacity"]),
         (["--trace", "run.json", "--rates", "1,2"], ["--trace writes one run"]),
         (["--requests", "0"], ["--requests is 0"]),
         (["--requests", "-3"], ["--requests is -3"]),

@@ -53,6 +53,12 @@ def test_the_azure_columns_are_read_as_they_are(tmp_path):
     assert [job.arrival for job in jobs] == pytest.approx([0.0, 4.314579, 4.541877], abs=1e-6)
 
 
+def test_columns_may_have_plain_names(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("output,prompt,arrival\n3,9,10\n1,7,11.5\n")
+    assert [tuple(job[:3]) for job in read_csv(path)] == [(0.0, 9, 3), (1.5, 7, 1)]
+
+
 @pytest.mark.parametrize(
     "times", [("0", "1.5"), ("2024-05-10 00:00:00.009930+00:00", "2024-05-10 00:00:01.509930+00:00"), ("7e2", "701.5")]
 )
@@ -73,8 +79,8 @@ def test_rows_without_output_are_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("TIMESTAMP,ContextTokens\n1,2\n", "lacks the columns GeneratedTokens"),
-        ("", "is empty: it needs the columns TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("TIMESTAMP,ContextTokens\n1,2\n", "has the columns TIMESTAMP, ContextTokens: it needs arrival, "),
+        ("", "is empty: it needs the columns arrival, prompt, output or TIMESTAMP, ContextTokens, GeneratedTokens"),
         (AZURE + "yesterday,3,4\n", "line 5: .*yesterday"),
         (AZURE + "2023-11-16 18:15:52.0,3.5,4\n", r"line 5: .*3\.5"),
         (AZURE + "2023-11-16 18:15:52.0,3\n", "line 5"),

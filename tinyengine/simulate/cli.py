@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--capacity", action="store_true", help="the highest rate under --slo")
     parser.add_argument("--trace", type=Path, metavar="PATH", help="of one run: write every iteration there")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the numbers there")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="with --rates: draw the curve there, as PNG")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="with --rates or --capacity: a PNG of the curve")
 
 
 def run(args) -> int:
@@ -83,8 +83,8 @@ def check(args):
         raise ValueError("--full belongs to the paper table: run `tinyengine simulate paper --full`")
     if args.trace and many:
         raise ValueError("--trace writes one run, but --rates and --capacity make many: leave one of them out")
-    if args.plot and args.rates is None:
-        raise ValueError("--plot draws a curve, but one load makes none: give --rates")
+    if args.plot and not many:
+        raise ValueError("--plot draws a curve, but one load makes none: give --rates or --capacity")
     if args.rate is None:
         return
     if many:
@@ -192,19 +192,25 @@ def _curve(args, deployment: Deployment, slo: Slo) -> dict:
     with tqdm(desc="rates", total=len(rates), leave=False, disable=None) as bar:
         points = curve(_trial(args, deployment, slo), rates, bar.update)
     _show(points, args)
-    if args.plot:
-        from visualizers import plots  # imported here: the numbers alone need no picture
-
-        title = f"{args.model} on {args.tp * args.pp} x {args.gpu}, {args.scheduler}, {args.workload}"
-        curves = {
-            f"{time.upper()} {percentile}": [(point["rate"], point[time][percentile]) for point in points]
-            for time in ("tbt", "ttft")
-            for percentile in ("p50", "p99")
-        }
-        promise = {} if slo.tbt is None else {"TBT p99": slo.tbt}
-        plots.latency_throughput(curves, promise, y="ms", title=title, logarithmic=True).to_png(args.plot)
-        print(f"plot: {args.plot}")
+    _plot(points, args, slo)
     return {"points": points}
+
+
+def _plot(points: list[dict], args, slo: Slo):
+    """Latency against load, where --plot says."""
+    if not args.plot:
+        return
+    from visualizers import plots  # imported here: the numbers alone need no picture
+
+    title = f"{args.model} on {args.tp * args.pp} x {args.gpu}, {args.scheduler}, {args.workload}"
+    curves = {
+        f"{time.upper()} {percentile}": [(point["rate"], point[time][percentile]) for point in points]
+        for time in ("tbt", "ttft")
+        for percentile in ("p50", "p99")
+    }
+    promise = {} if slo.tbt is None else {"TBT p99": slo.tbt}
+    plots.latency_throughput(curves, promise, y="ms", title=title, logarithmic=True).to_png(args.plot)
+    print(f"plot: {args.plot}")
 
 
 def _capacity(args, deployment: Deployment, slo: Slo) -> dict:
@@ -212,8 +218,16 @@ def _capacity(args, deployment: Deployment, slo: Slo) -> dict:
 
     if slo.tbt is None:
         raise ValueError("capacity needs a promise to keep: give --slo, interactive or the P99 TBT in seconds")
+    points: list[dict] = []
+    run_at = _trial(args, deployment, slo)
+
+    def trial(rate: float) -> Report:
+        report = run_at(rate)
+        points.append({"rate": rate, **report.to_json()})
+        return report
+
     with tqdm(desc="trials", leave=False, disable=None) as bar:
-        found = capacity(_trial(args, deployment, slo), slo.tbt, progress=bar.update)
+        found = capacity(trial, slo.tbt, progress=bar.update)
     promise = f"P99 TBT <= {slo.tbt:g} s and median delay <= 2 s"
     if found.report is None:
         print(f"no rate keeps the promise ({promise}): even {min(found.trials)[0]:.2g} requests/s does not")
@@ -228,7 +242,8 @@ def _capacity(args, deployment: Deployment, slo: Slo) -> dict:
         print(f"a TTFT of {slo.ttft:g} s, which {args.slo} promises too, is not asked of it: goodput/s counts it")
     if found.report:
         _show([{"rate": found.rate, **found.report.to_json()}], args)
-    trials = [{"rate": rate, "holds": held} for rate, held in found.trials]
+    _plot(sorted(points, key=lambda point: point["rate"]), args, slo)
+    trials = [{"holds": held, **point} for (_, held), point in zip(found.trials, points, strict=True)]
     return {"capacity": None if found.is_bound else found.rate, "trials": trials}
 
 
