@@ -240,7 +240,6 @@ def test_a_profile_with_a_gpu_tells_its_times(profiled):
     assert rows[parts.LINEAR][2] == "1,000" and rows["the step"][2] == "3,000" and rows["schedule"][2] == "-"
 
 
-TIMES = {"pass": 1.0, "Engine": 4.0, "import sys, tinyengine": 1.5}  # of a process, by what is in its program
 SCHEDULED = {"running": 1, "steps": 1, "schedulers": {}}
 USAGE = {
     "repeats": 9, "bare_s": 0.02, "import_s": 0.31, "engine_s": 1.9, "demos": 3, "demo_s": 50.0,
@@ -266,7 +265,8 @@ def test_usage_measures_fresh_processes_and_keeps_what_was_measured_of_the_tests
 
     monkeypatch.setattr(usage, "watch", watch)
     monkeypatch.setattr(usage, "RESULTS", tmp_path)
-    monkeypatch.setattr(usage, "_seconds_of_python", lambda program: next(s for word, s in TIMES.items() if word in program))
+    times = {"pass": 1.0, "Engine": 4.0, "import sys, tinyengine": 1.5}  # of a process, by what is in its program
+    monkeypatch.setattr(usage, "_seconds_of_python", lambda text: next(times[own] for own in times if own in text))
     first = usage.run(repeats=1, demos=2)
     assert calls == ["demo", "demo"] and first["demo_peak_bytes"] == 20 and first["tests"] is None
     assert first["bare_s"] == 1.0 and first["engine_s"] == 3.0 and first["import_s"] == 0.5

@@ -223,10 +223,11 @@ def table(result: dict) -> Table:
         "requests behind prompts of 16 to 256 tokens and what they have decoded since. Bare: the matrix products "
         "alone, on operands that lie ready. Its bytes: weights and K/V read once, at the rate of a copy that touches "
         "as many. Its operations: at the rate of the faster of one large square product and of the model's widest "
-        f"layer over {number(result['matrix'])} rows. "
-        f"{' '.join(_bound(name, step) for name, step in steps.items())} Medians of {result['rounds']} rounds of "
-        f"{result['in_a_row']} steps, in turn with all that they are compared with. With timers a step took "
-        f"{percent(min(slower))} to {percent(max(slower))} longer, and the parts are scaled to the step without."
+        f"layer over {number(result['matrix'])} rows.\n\n"
+        + "".join(f"- {_bound(name, step)}\n" for name, step in steps.items())
+        + f"\nMedians of {result['rounds']} rounds of {result['in_a_row']} steps, in turn with all that they are compared with. With "
+        f"timers a step took {percent(min(slower))} to {percent(max(slower))} longer, and the parts are scaled to the "
+        "step without."
         + (" GPU: how long kernels and copies of a part worked, by torch's profiler; no graphs." if on_gpu else "")
     )
     return Table(tuple(header), rows, note)
@@ -249,8 +250,8 @@ def _bound(name: str, step: dict) -> str:
         f"{step['bytes'] / 1e6:,.1f} MB at {step['bytes_per_s'] / 1e9:,.1f} GB/s and {step['flop'] / 1e9:,.2f} GFLOP "
         f"at {step['flop_per_s'] / 1e9:,.0f} GFLOP/s, of which "
         f"{'reading' if reading > computing else 'computing'} takes longer; the bare products take "
-        f"{bare / longer:.2f}x of that, and the step {step['seconds'] / bare:.2f}x of the products, with most of the "
-        f"rest in {first} ({_us(beyond[first])} µs) and {second} "
+        f"{bare / longer:.2f}x of that, and the step {step['seconds'] / bare:.2f}x of the products. The largest "
+        f"parts of the rest are {first} ({_us(beyond[first])} µs) and {second} "
         f"({_us(beyond[second])} µs)."
     )
 
