@@ -225,9 +225,9 @@ def table(result: dict) -> Table:
         "as many. Its operations: at the rate of the faster of one large square product and of the model's widest "
         f"layer over {number(result['matrix'])} rows.\n\n"
         + "".join(f"- {_bound(name, step)}\n" for name, step in steps.items())
-        + f"\nMedians of {result['rounds']} rounds of {result['in_a_row']} steps, in turn with all that they are compared with. With "
-        f"timers a step took {percent(min(slower))} to {percent(max(slower))} longer, and the parts are scaled to the "
-        "step without."
+        + f"\nMedians of {result['rounds']} rounds of {result['in_a_row']} steps, in turn with all that they are compared "
+        f"with. With timers a step took {percent(min(slower))} to {percent(max(slower))} longer, and the parts are "
+        "scaled to the step without."
         + (" GPU: how long kernels and copies of a part worked, by torch's profiler; no graphs." if on_gpu else "")
     )
     return Table(tuple(header), rows, note)
@@ -250,9 +250,8 @@ def _bound(name: str, step: dict) -> str:
         f"{step['bytes'] / 1e6:,.1f} MB at {step['bytes_per_s'] / 1e9:,.1f} GB/s and {step['flop'] / 1e9:,.2f} GFLOP "
         f"at {step['flop_per_s'] / 1e9:,.0f} GFLOP/s, of which "
         f"{'reading' if reading > computing else 'computing'} takes longer; the bare products take "
-        f"{bare / longer:.2f}x of that, and the step {step['seconds'] / bare:.2f}x of the products. The largest "
-        f"parts of the rest are {first} ({_us(beyond[first])} µs) and {second} "
-        f"({_us(beyond[second])} µs)."
+        f"{bare / longer:.2f}x of that, and the step {step['seconds'] / bare:.2f}x of the products. Beyond these, "
+        f"most goes to {first} ({_us(beyond[first])} µs) and next to {second} ({_us(beyond[second])} µs)."
     )
 
 
