@@ -225,9 +225,9 @@ def table(result: dict) -> Table:
         "as many. Its operations: at the rate of the faster of one large square product and of the model's widest "
         f"layer over {number(result['matrix'])} rows.\n\n"
         + "".join(f"- {_bound(name, step)}\n" for name, step in steps.items())
-        + f"\nMedians of {result['rounds']} rounds of {result['in_a_row']} steps, in turn with all that they are compared "
-        f"with. With timers a step took {percent(min(slower))} to {percent(max(slower))} longer, and the parts are "
-        "scaled to the step without."
+        + f"\nMedians of {result['rounds']} rounds of {result['in_a_row']} steps, in turn with all that they are "
+        f"compared with. With timers a step took {percent(min(slower))} to {percent(max(slower))} longer, and the "
+        "parts are scaled to the step without."
         + (" GPU: how long kernels and copies of a part worked, by torch's profiler; no graphs." if on_gpu else "")
     )
     return Table(tuple(header), rows, note)
