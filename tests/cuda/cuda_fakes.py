@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tinyengine.attention import KVCache, PagedAttention
 from tinyengine.batch import paged
 from tinyengine.graphs import DecodeGraphs
+from tinyengine.operators import PLAIN
 
 # what would make the CPU wait for the GPU
 READS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal")
@@ -66,7 +67,7 @@ class Recordable(PagedAttention):
     graph's goes the usual way."""
 
     def __init__(self, cache: KVCache):
-        super().__init__(cache)
+        super().__init__(cache, "torch")
         self.layout = paged
 
     def _on_cpu(self, batch):
@@ -94,7 +95,8 @@ def with_graphs(engine, capture=None, attention=Recordable):
     cache = KVCache(model.config, memory.n_slots + memory.block_size, model.device, model.dtype)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
-    engine.attention = attention(cache)
+    cache.loops = None  # as on a GPU: what numba has compiled, nobody records
+    engine.attention, engine.operators = attention(cache), PLAIN
     engine.graphs = DecodeGraphs(engine._hidden, memory.n_slots, engine.scheduler.max_num_seqs, capture or Recorder())
     return engine
 

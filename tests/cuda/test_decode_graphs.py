@@ -2,6 +2,7 @@
 recorder stands in for CUDA, which runs what was recorded and nothing else."""
 
 import random
+from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
@@ -180,12 +181,12 @@ def test_on_a_cpu_there_are_no_graphs_and_asking_for_them_is_an_error(random_mod
 
 
 def test_a_backend_is_taken_by_name_or_refused_in_a_sentence(random_model):
-    assert Engine(random_model, num_slots=64).attention.backend == "torch"
+    assert Engine(random_model, num_slots=64).attention.backend == ("numba" if find_spec("numba") else "torch")
     assert Engine(random_model, num_slots=64, attention_backend="torch").attention.backend == "torch"
     for backend, sentence in [
         ("triton", "attention_backend is 'triton', but the model is on cpu"),
         ("varlen", "attention_backend is 'varlen', but "),
-        ("flash", "attention_backend is 'flash', but the backends are auto, torch, triton, varlen"),
+        ("flash", "attention_backend is 'flash', but the backends are auto, torch, numba, triton, varlen"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             Engine(random_model, num_slots=64, attention_backend=backend)
