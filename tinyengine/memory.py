@@ -154,7 +154,8 @@ class Blocks:
 
     def missing(self, request: Request, n_slots: int) -> int:
         """How many blocks the request lacks for its first `n_slots` positions."""
-        return max(0, self.blocks(n_slots) - len(request.table))
+        missing = -(-n_slots // self.block_size) - len(request.table)
+        return missing if missing > 0 else 0
 
     def can_ever_hold(self, request: Request) -> bool:
         return self.blocks(request.max_slots - 1) <= self.n_blocks  # nothing attends to the last token
@@ -179,7 +180,7 @@ class Blocks:
     def grow(self, request: Request, n_slots: int) -> bool:
         """Gives a request the blocks that its first `n_slots` positions lack, or changes nothing and returns False."""
         if n_slots <= len(request.table) * self.block_size:
-            return True
+            return True  # what is so nearly always is looked at first
         missing = self.missing(request, n_slots)
         if missing > len(self.free):
             return False
@@ -278,7 +279,8 @@ class Blocks:
     def _take(self, n_blocks: int) -> list[int]:
         """The blocks that have been free for longest."""
         if not self.enable_prefix_caching:
-            return [self.free.popleft() for _ in range(n_blocks)]
+            take = self.free.popleft
+            return [take() for _ in range(n_blocks)]
         blocks = [self.free.popitem(last=False)[0] for _ in range(n_blocks)]
         for block in blocks:
             self._forget(block)

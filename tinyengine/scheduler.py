@@ -157,7 +157,7 @@ class Scheduler:
             raise ValueError(f"tokens has {len(tokens)} entries, but the plan has {len(plan)}: one for each request")
         if len({request for request, _ in plan}) < len(plan):
             raise ValueError("the plan names a request twice, but a request has one place in a batch")
-        for (request, n_tokens), token in zip(plan, tokens, strict=True):
+        for (request, n_tokens), token in zip(plan, tokens):
             gap = len(request.tokens) + len(request.draft) - request.computed
             if (n_tokens == gap and isinstance(token, int)) or request.finish_reason is not None:
                 continue  # what is right nearly always is looked at first

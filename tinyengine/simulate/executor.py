@@ -146,7 +146,8 @@ class Simulator:
             self._idle(lane)
             return True
         load, tokens, most, advance = self._look_at(plan, steady, now)
-        self.report.preemptions += max(0, len(scheduler.waiting) - queued)
+        if len(scheduler.waiting) > queued:
+            self.report.preemptions += len(scheduler.waiting) - queued
         duration = self.cost.seconds(load)
         end = self._flow(now, duration)
         if self.trace is not None:
@@ -266,8 +267,10 @@ class Simulator:
     def _flow(self, now: float, duration: float) -> float:
         """Takes a batch through the stages, each of which has one batch at a time; returns when it leaves the last."""
         for stage, free in enumerate(self._free):
-            self.report.bubbles += max(0.0, now - max(free, self._awake))
-            now = max(now, free) + duration
+            idle = now - (free if free > self._awake else self._awake)
+            if idle > 0:
+                self.report.bubbles += idle
+            now = (now if now > free else free) + duration
             self._free[stage] = now
         return now
 

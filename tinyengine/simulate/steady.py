@@ -48,8 +48,8 @@ class Steady:
             self._most_blocks = max(self._most_blocks, most)
 
     def exchange(self, now: float):
-        """Before an iteration: takes back who is about to end, and sets aside who got its newest token at `now`, when
-        the newest iteration ended. That leaves the scheduler its smaller problem."""
+        """Before an iteration: takes back who is about to end, and sets aside whoever else got its newest token at
+        `now`, when the newest iteration ended. That leaves the scheduler its smaller problem."""
         if not self._enabled:
             return
         scheduler = self._scheduler
@@ -57,7 +57,8 @@ class Steady:
         while self._back and (everybody or self._back[0][0] == self._iteration):
             self._take_back(*heappop(self._back), now)
         if not everybody:
-            for request in [request for request in scheduler.running if _is_steady(request, now)]:
+            steady = [r for r in scheduler.running if r.last == now and r.max_slots - len(r.tokens) > 1]
+            for request in steady:
                 self._set_aside(request)
         scheduler.max_num_seqs = self._max_num_seqs - self.size
         scheduler.max_num_batched_tokens = self._budget - self.size
@@ -97,8 +98,3 @@ def _serves_every_decode(scheduler: Scheduler) -> bool:
     """Whether every running request gets a token in every iteration, whatever else is in it: nobody is let in for whom
     none is left. (A budget that learns from every iteration is not the smaller one of the smaller problem.)"""
     return type(scheduler) is Chunked and scheduler.mixing and scheduler.budget is None
-
-
-def _is_steady(request, now: float) -> bool:
-    """Whether it decodes, as it did in the iteration that ended at `now`, and does not end with its next token."""
-    return request.last == now and request.max_slots - len(request.tokens) > 1

@@ -74,7 +74,7 @@ def _all_decode(scheduler: Scheduler, plan: Plan) -> bool:
 def _while_blocks_last(memory: Blocks, plan: Plan, times: int, steady: Steady) -> int:
     """The largest of times, times / 2, times / 4 ... for which the free blocks are surely enough."""
     size, free = memory.block_size, len(memory.free) - steady.owed
-    tokens, sequences = sum(n for _, n in plan) + steady.size, len(plan) + steady.size
+    tokens, sequences = sum([n for _, n in plan]) + steady.size, len(plan) + steady.size
     while times:
         if times * tokens + sequences * (size - 1) <= free * size:
             break
