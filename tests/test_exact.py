@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from helpers import Alone, Job, iteration_engine, serve
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tinyengine import STAGES, SamplingParams, attention, load_model
 from tinyengine.invariant import attention as invariant
+from tinyengine.kernels import cpu
 from tinyengine.memory import Slots
 from tinyengine.model.text import question
 from tinyengine.oracle import Oracle
@@ -200,7 +202,11 @@ def blind_to_newest_key(monkeypatch):
         hidden = torch.nn.functional.pad(tile.hidden[..., 1:], (0, 1), value=invariant.HIDDEN)
         return attend_tile(q, keys, values, replace(tile, hidden=hidden))
 
-    attend_tile = invariant.attend_tile
+    def loops(q, keys, values, block_size, table, requests, rows, seen, out):
+        paged_attention(q, keys, values, block_size, table, requests, rows, np.maximum(seen - 1, 1), out)
+
+    attend_tile, paged_attention = invariant.attend_tile, cpu._paged_attention
+    monkeypatch.setattr(cpu, "_paged_attention", loops)
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", sdpa)
     monkeypatch.setattr(invariant, "attend_tile", shifted)
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from tinyengine import SLO_CLASSES, STAGES, SamplingParams, attention, batch, load_model, sampler
+from tinyengine.kernels import cpu
 from tinyengine.memory import Blocks
 from tinyengine.metrics import measure
 from tinyengine.oracle import Oracle
@@ -81,6 +82,8 @@ def draw_setup(rng: random.Random, stage: str) -> Setup:
     options["num_slots"] = (-(-needed // block_size) + rng.choice([0, 1] if crowd else [0, 1, 2, 5, 200])) * block_size
     options["enable_prefix_caching"] = rng.random() < 0.5
     options["num_speculative_tokens"] = rng.choice([0, 0, 1, 2, 5])
+    if stage != "invariant":
+        options["attention_backend"] = rng.choice(["auto", "torch"])
     if stage != "paged":
         options["max_num_batched_tokens"] = rng.choice([rng.randint(1, 8), rng.randint(1, 64), rng.randint(1, 4096)])
         options["policy"] = rng.choice(["fcfs", "priority"])
@@ -231,7 +234,17 @@ def misread(monkeypatch, change):
             batch.tables[index] = change(list(batch.tables[index]))
         real(self, batch, requests, dtype)
 
+    real_queries = cpu.Queries.__init__
+
+    def init_queries(self, batch, few):
+        real_queries(self, batch, few)
+        self.block_table = self.block_table.copy()
+        for row, length in zip(self.block_table, batch.lengths, strict=True):
+            used = -(-length // batch.block_size)
+            row[:used] = change(list(row[:used]))
+
     monkeypatch.setattr(attention.Group, "__init__", init)
+    monkeypatch.setattr(cpu.Queries, "__init__", init_queries)
 
 
 def blocks_in_reverse(monkeypatch):

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 
 from tinyengine.batch import Batch, flat, paged, rectangle
-from tinyengine.kernels import why_not_numba, why_not_triton
+from tinyengine.kernels import loops, why_not_numba, why_not_triton
 from tinyengine.operators import plain
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 BACKENDS = ("auto", "torch", "numba", "triton", "varlen")
-FEW = 4  # new tokens up to which a request's rows are cheapest one by one (the numba backend)
+FEW = 4  # new tokens up to which a request's rows are cheapest one by one, in loops that numba compiles
 SPLIT_SIZE = 256  # keys of one program, where several share a request's keys
 
 
@@ -34,11 +34,15 @@ class KVCache:
         # Not zeroed: on a CPU a page counts only when it is first written. Nobody reads what he has not written.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.loops = loops(device, dtype)
 
     def write(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N]."""
-        self.keys[layer, slot_mapping] = k
-        self.values[layer, slot_mapping] = v
+        if self.loops:
+            self.loops.write_kv(self.keys[layer], self.values[layer], slot_mapping, k, v)
+        else:
+            self.keys[layer, slot_mapping] = k
+            self.values[layer, slot_mapping] = v
 
 
 class Padded:
@@ -98,7 +102,8 @@ class PerRequest:
             out, offset = torch.empty_like(q), 0
             for count, slots in zip(batch.counts, views, strict=True):
                 rows = slice(offset, offset + count)
-                out[rows] = one_request(q[rows], self.cache.keys[layer, slots], self.cache.values[layer, slots])
+                attention = self.cache.loops.one_request if self.cache.loops and count <= FEW else one_request
+                out[rows] = attention(q[rows], self.cache.keys[layer, slots], self.cache.values[layer, slots])
                 offset += count
             return out
 
@@ -147,21 +152,17 @@ class PagedAttention:
 
     def _with_numba(self, batch: Batch) -> Attend:
         """A few queries read their keys where they lie; the many of a chunk share a copy of its keys."""
-        from tinyengine.kernels import cpu  # imported here: numba is of no use on a GPU
-
-        keys, values = self.cache.keys, self.cache.values
-        arenas = keys.numpy(), values.numpy()
-        slots, queries = batch.slot_mapping.numpy(), cpu.Queries(batch, FEW)
-        chunks = [Group(batch, [index], keys.dtype) for index, count in enumerate(batch.counts) if count > FEW]
+        cache, loops = self.cache, self.cache.loops
+        queries = loops.Queries(batch, FEW)
+        chunks = [Group(batch, [index], cache.keys.dtype) for index, count in enumerate(batch.counts) if count > FEW]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            own = [arena[layer] for arena in arenas]
-            cpu.write_kv(*own, slots, k, v)
+            cache.write(layer, batch.slot_mapping, k, v)
             out = torch.empty_like(q)
-            cpu.paged_attention(q, *own, queries, out)
+            loops.paged_attention(q, cache.keys[layer], cache.values[layer], queries, out)
             for chunk in chunks:
-                blocks = [in_blocks(arena[layer], batch.block_size) for arena in (keys, values)]
-                out[chunk.rows] = chunk.attend(q[chunk.rows], *blocks)
+                keys, values = (in_blocks(arena[layer], batch.block_size) for arena in (cache.keys, cache.values))
+                out[chunk.rows] = chunk.attend(q[chunk.rows], keys, values)
             return out
 
         return attend

@@ -76,7 +76,7 @@ class Engine:
     num_slots: K/V slots of the arena; None estimates them from free device memory (CUDA) or CPU_KV_BYTES.
     block_size: slots of a block, of the stages that have blocks. enable_prefix_caching: of the same stages.
     clock: WallClock (seconds) or IterationClock. seed: of the seeds of requests that bring none.
-    attention_backend: of the stages that have blocks: "auto", "torch", "triton" or "varlen" (see PagedAttention).
+    attention_backend: of the stages that have blocks: "auto", or one of attention.BACKENDS (see PagedAttention).
     split_kv: on CUDA, several programs share the keys of a request where few long ones decode.
     cuda_graphs: decode steps are recorded and replayed (see DecodeGraphs); None does so where it can, True insists.
     overlap: the next iteration is launched while the last one's tokens are still on their way (see overlap); step()

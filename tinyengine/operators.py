@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 
-from tinyengine.kernels import why_not_numba
+from tinyengine.kernels import loops
 
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin of each row's position, [R, 1, head_dim]: alike for every head
 
@@ -51,14 +51,11 @@ class Compiled(Operators):
     """float32 on a CPU: loops that numba compiles, one call where torch needs 3 to 20 (`kernels.cpu`)."""
 
     def __init__(self, model: torch.nn.Module):
-        from tinyengine.kernels import cpu  # imported here: numba is of no use on a GPU
-
-        self._loops = cpu
+        self._loops = _loops_for(model)
 
     @staticmethod
     def suits(model: torch.nn.Module) -> bool:
-        weight = next(model.parameters())
-        return why_not_numba(weight.device, weight.dtype) is None
+        return _loops_for(model) is not None
 
     def is_current(self) -> bool:
         """Whether nothing was written to the model that it keeps a copy of."""
@@ -97,6 +94,11 @@ class Packed(Compiled):
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packs[weight], None, "none", [], "")
+
+
+def _loops_for(model: torch.nn.Module):
+    weight = next(model.parameters())
+    return loops(weight.device, weight.dtype)
 
 
 PLAIN = Operators()

@@ -34,3 +34,12 @@ def why_not_numba(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype != torch.float32:
         return f"the model is in {dtype}, and the loops take float32: use 'torch'"
     return None
+
+
+def loops(device: torch.device, dtype: torch.dtype):
+    """The module `cpu`, or None where it cannot serve such a model."""
+    if why_not_numba(device, dtype):
+        return None
+    from tinyengine.kernels import cpu  # imported here: numba is of no use on a GPU
+
+    return cpu

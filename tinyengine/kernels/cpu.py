@@ -91,9 +91,9 @@ def _normalise_and_rotate(x, row, head, weight, eps, cos, sin, out, out_head):
         out[row, out_head, half + i] = right * cos[row, half + i] + left * sin[row, half + i]
 
 
-def write_kv(keys: np.ndarray, values: np.ndarray, slot_mapping: np.ndarray, k: torch.Tensor, v: torch.Tensor):
+def write_kv(keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
     """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [slots, kv_heads, head_dim]."""
-    _write_kv(keys, values, slot_mapping, k.numpy(), v.numpy())
+    _write_kv(keys.numpy(), values.numpy(), slot_mapping.numpy(), k.numpy(), v.numpy())
 
 
 @compiled
@@ -123,13 +123,20 @@ class Queries:
 
 
 def paged_attention(
-    q: torch.Tensor, keys: np.ndarray, values: np.ndarray, queries: Queries, out: torch.Tensor
-) -> torch.Tensor:
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, queries: Queries, out: torch.Tensor
+):
     """Writes the attention of `queries` to their rows of out. q and out [R, heads, head_dim]; keys and values [slots,
     kv_heads, head_dim], one layer of the arena."""
     places = queries.block_size, queries.block_table, queries.requests, queries.rows, queries.seen
     if len(queries.rows):
-        _paged_attention(q.numpy(), keys, values, *places, out.numpy())
+        _paged_attention(q.numpy(), keys.numpy(), values.numpy(), *places, out.numpy())
+
+
+def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`attention.one_request`: a request whose K/V lie in one piece has a single block."""
+    out, rows = torch.empty_like(q), np.arange(len(q))
+    places = len(keys), np.zeros((1, 1), np.int32), np.zeros_like(rows), rows, rows + (len(keys) - len(q) + 1)
+    _paged_attention(q.numpy(), keys.numpy(), values.numpy(), *places, out.numpy())
     return out
 
 
@@ -183,9 +190,12 @@ def _softmax(scores):
 
 @compiled
 def _exp(x):
-    """e^x, x >= -87, to the last bit or two: 2^n * e^f with n whole and f within half of ln 2, as in Cephes' expf. The
-    C library's would be called for one number at a time; this compiles to vectors."""
-    x = max(x, np.float32(-87))
+    """e^x to the last bit or two, x cut to what float32 holds: 2^n * e^f, n whole and f within half of ln 2, as in
+    Cephes' expf. The C library's would be called for one number at a time; this compiles to vectors."""
+    if x < np.float32(-87):
+        x = np.float32(-87)
+    if x > np.float32(88):
+        x = np.float32(88)
     n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     f = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)  # ln 2 in two parts, so that no bit is lost
     p = np.float32(1.9875691500e-4)
