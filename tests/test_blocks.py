@@ -575,3 +575,26 @@ def test_check_sees(corrupt):
     corrupt(memory, a, b)
     with pytest.raises(AssertionError):
         memory.check()
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        lambda memory, a, b: memory.free.pop(),
+        lambda memory, a, b: memory.free.append(memory.free[0]),
+        lambda memory, a, b: memory.free.append(a.table[0]),
+        lambda memory, a, b: memory.free.append(memory.n_blocks),
+        lambda memory, a, b: b.table.append(memory.free[0]),
+        lambda memory, a, b: b.table.append(b.table[0]),
+        lambda memory, a, b: b.table.__setitem__(0, a.table[0]),
+        lambda memory, a, b: memory.holders.pop("a"),
+    ],
+    ids=["lost", "free twice", "both", "past the end", "not counted", "twice in a table", "shared", "no holder"],
+)
+def test_check_sees_without_a_cache(corrupt):
+    memory = Blocks(8, 4)
+    a, b = admit(memory, request("a", 9)), admit(memory, request("b", 9))
+    memory.check()
+    corrupt(memory, a, b)
+    with pytest.raises(AssertionError):
+        memory.check()
