@@ -236,6 +236,13 @@ def test_commit_refuses_more_tokens_than_the_draft_allows_and_fewer_than_one(tok
     assert request.computed == len(request.tokens) - 1
 
 
+def test_one_token_after_a_draft_may_be_given_as_a_number():
+    scheduler, plan = prepared()
+    request = plan[0][0]
+    assert [token.token_id for token in scheduler.commit(plan, [9])] == [9]
+    assert request.draft == [] and request.computed == len(request.tokens) - 1
+
+
 def test_a_preempted_or_failed_iteration_leaves_no_guesses_behind():
     scheduler, plan = prepared()
     (again,) = scheduler.schedule()  # the model has raised: nothing was committed

@@ -245,6 +245,7 @@ def prepared() -> tuple[Orca, list]:
         (lambda plan: plan, [DUMMY], "tokens has 1 entries, but the plan has 2"),
         (lambda plan: plan, [DUMMY, DUMMY, DUMMY], "tokens has 3 entries, but the plan has 2"),
         (lambda plan: plan, [], "tokens has 0 entries"),
+        (lambda plan: [plan[0], plan[0]], [DUMMY, DUMMY], "names a request twice"),
     ],
 )
 def test_commit_refuses_what_does_not_match_before_it_changes_anything(change, tokens, message):
