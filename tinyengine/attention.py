@@ -95,16 +95,23 @@ class PerRequest:
         self.cache = cache
 
     def __call__(self, batch: Batch) -> Attend:
-        views = [batch.slots(index) for index in range(len(batch.plan))]
+        cache, loops = self.cache, self.cache.loops
+        few = FEW if loops else 0
+        queries = loops.Queries(batch, few) if loops else None
+        ends = accumulate(batch.counts)
+        longer = [  # the rows of each other request, and where its keys are
+            (slice(end - count, end), batch.slots(index))
+            for index, (count, end) in enumerate(zip(batch.counts, ends))
+            if count > few
+        ]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            self.cache.write(layer, batch.slot_mapping, k, v)
-            out, offset = torch.empty_like(q), 0
-            for count, slots in zip(batch.counts, views, strict=True):
-                rows = slice(offset, offset + count)
-                attention = self.cache.loops.one_request if self.cache.loops and count <= FEW else one_request
-                out[rows] = attention(q[rows], self.cache.keys[layer, slots], self.cache.values[layer, slots])
-                offset += count
+            cache.write(layer, batch.slot_mapping, k, v)
+            keys, values, out = cache.keys[layer], cache.values[layer], torch.empty_like(q)
+            if queries:
+                loops.paged_attention(q, keys, values, queries, out)
+            for rows, slots in longer:
+                out[rows] = one_request(q[rows], keys[slots], values[slots])
             return out
 
         return attend

@@ -143,12 +143,6 @@ def test_k_and_v_are_written_to_their_slots_and_nowhere_else():
     assert keys[[1, 2, 4, 5, 6, 8]].abs().max() == values[[1, 2, 4, 5, 6, 8]].abs().max() == 0
 
 
-@pytest.mark.parametrize(("n", "length"), [(1, 1), (1, 37), (3, 3), (4, 50)])
-def test_a_request_in_one_piece(n, length):
-    q, keys, values = torch.randn(n, 8, 16), torch.randn(length, 2, 16), torch.randn(length, 2, 16)
-    torch.testing.assert_close(cpu.one_request(q, keys, values), attention.one_request(q, keys, values))
-
-
 def test_the_engine_uses_the_loops_where_it_can_and_does_without(random_model, monkeypatch):
     engine = Engine(random_model, num_slots=64)
     assert engine.attention.backend == "numba" and isinstance(engine.operators, Compiled)

@@ -132,14 +132,6 @@ def paged_attention(
         _paged_attention(q.numpy(), keys.numpy(), values.numpy(), *places, out.numpy())
 
 
-def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`attention.one_request`: a request whose K/V lie in one piece has a single block."""
-    out, rows = torch.empty_like(q), np.arange(len(q))
-    places = len(keys), np.zeros((1, 1), np.int32), np.zeros_like(rows), rows, rows + (len(keys) - len(q) + 1)
-    _paged_attention(q.numpy(), keys.numpy(), values.numpy(), *places, out.numpy())
-    return out
-
-
 @compiled
 def _paged_attention(q, keys, values, block_size, block_table, requests, rows, seen, out):
     heads, head_dim = q.shape[1:]
