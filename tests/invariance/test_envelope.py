@@ -5,7 +5,7 @@ import torch
 
 from tinyengine import Engine
 from tinyengine.attention import PagedAttention
-from tinyengine.invariant import envelope
+from tinyengine.invariant import attention, envelope
 from tinyengine.invariant.attention import InvariantAttention
 from tinyengine.invariant.faults import FAULTS
 from tinyengine.invariant.operators import InvariantOperators, pad_rows
@@ -36,12 +36,37 @@ def test_plain_attention_is_named(tiny):
     assert "attention [4:2, 32]" in found(tiny, InvariantOperators(), PagedAttention)
 
 
+class InTorch(InvariantAttention):
+    """As where there is no numba, or a dtype that its loops do not take."""
+
+    def __init__(self, cache):
+        super().__init__(cache, "torch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_in_torch_holds_and_is_right(tiny, dtype):
+    arguments = tiny.config, tiny.device, dtype
+    with torch.inference_mode():
+        assert envelope.attention_is_prefix_pure(InTorch, *arguments)
+        got, wanted = (envelope.attend_in_chunks(kind, *arguments, [150, 1]) for kind in (InTorch, PagedAttention))
+    torch.testing.assert_close(got, wanted, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+def test_a_later_token_that_is_not_finite_moves_bits_where_nothing_is_mended(tiny, monkeypatch):
+    monkeypatch.setattr(attention, "mended", lambda out, *_: out)
+    with torch.inference_mode():
+        pairs = list(envelope.beside_later_tokens(InTorch, tiny.config, tiny.device, tiny.dtype))
+        assert len(pairs) == 6 and not any(envelope.same_bits(*pair) for pair in pairs[::2])
+        assert not envelope.attention_is_prefix_pure(InTorch, tiny.config, tiny.device, tiny.dtype)
+
+
 def test_an_engine_is_refused_where_nothing_holds(random_model, monkeypatch):
     class Broken(InvariantOperators):
         def swiglu(self, gate_up):
             return super().swiglu(gate_up) + len(gate_up)
 
-    monkeypatch.setattr(envelope, "InvariantOperators", Broken)
+    for kind in ("InvariantOperators", "CompiledOperators"):
+        monkeypatch.setattr(envelope, kind, Broken)
     monkeypatch.setattr(envelope, "_tested", {})
     with pytest.raises(RuntimeError, match=r"^swiglu \[96\] depends on the batch here .* use the stage 'chunked'$"):
         Engine(random_model, "invariant", num_slots=64)
@@ -52,7 +77,8 @@ def test_a_larger_tile_is_taken_where_the_smallest_does_not_hold(random_model, m
         def linear(self, x, weight):
             return super().linear(x, weight) + (0 if self.tile_rows == 16 else len(x))
 
-    monkeypatch.setattr(envelope, "InvariantOperators", Picky)
+    for kind in ("InvariantOperators", "CompiledOperators"):
+        monkeypatch.setattr(envelope, kind, Picky)
     monkeypatch.setattr(envelope, "_tested", {})
     assert Engine(random_model, "invariant", num_slots=64).operators.tile_rows == 16
 

@@ -6,12 +6,14 @@ Three things could betray the batch, and each is fixed:
 - in which order the portions come together: by position;
 - which shape the products have: SPLIT keys, masked where there are none yet, and a multiple of TILE_ROWS query rows.
 Keys and values are read back from the arena, also those of this very iteration: they have one dtype and one path.
+
+In float32 on a CPU, numba's loops take each query by itself, so none of the three comes up.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
+from math import inf, prod
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +43,8 @@ class InvariantAttention(PagedAttention):
         return {"tile_rows": 16}
 
     def _on_cpu(self, batch: Batch) -> Attend:
+        if self.backend == "numba":
+            return self._with_numba(batch)
         contexts = [Context(batch, requests, self.split) for requests in side_by_side(batch.counts)]  # for all layers
         begun = begun_blocks(batch)
 
@@ -69,6 +73,19 @@ class InvariantAttention(PagedAttention):
             self._copies("keys", self.cache.keys[layer], context),
             self._copies("values", self.cache.values[layer], context),
         ]
+
+    def _with_numba(self, batch: Batch) -> Attend:
+        """Each query by itself, key after key where they lie, of a prompt as of a decode."""
+        cache, loops = self.cache, self.cache.loops
+        queries = loops.Queries(batch, inf)
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            cache.write(layer, batch.slot_mapping, k, v)
+            out = torch.empty_like(q)
+            loops.paged_attention(q, cache.keys[layer], cache.values[layer], queries, out)
+            return out
+
+        return attend
 
     def _copies(self, name: str, arena: torch.Tensor, context: "Context") -> torch.Tensor:
         blocks = in_blocks(arena, context.piece)

@@ -15,16 +15,19 @@ import torch
 from tinyengine.attention import KVCache
 from tinyengine.batch import flat
 from tinyengine.invariant.attention import SPLIT, InvariantAttention
+from tinyengine.invariant.compiled import CompiledOperators
 from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
 from tinyengine.kernels import why_not_triton
 from tinyengine.memory import Blocks
-from tinyengine.operators import Operators, plain
+from tinyengine.operators import Compiled, Operators, plain
 from tinyengine.request import Request
 from tinyengine.sampler import cut, gumbel_noise
 
 AWKWARD = (1, 2, 3, 5, 7, 8, 9, 11, 16, 17, 33, 52, 64, 100, 129, 257)  # rows of a batch
 FILLS = (None, 0.0, torch.nan, torch.inf)  # what the neighbours of a row may hold
 MOST_FLOP = 2e10  # of one weight's test: about half a second
+LARGE = 2**25  # numbers in a weight from which each call takes long by itself, however few its rows
+TWO_TILES = (2, 9)  # rows that make one tile and two: a large weight is tried with these alone
 
 _tested: dict[tuple, Callable] = {}  # how to make the operators that hold in an envelope
 
@@ -56,7 +59,8 @@ def _choose(model) -> Callable:
         candidates = [lambda model, rows=rows: CudaOperators(rows) for rows in (None, 64, 16)]
     else:
         tiles = (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)
-        candidates = [lambda model, rows=rows: InvariantOperators(rows, plain(model)) for rows in tiles]
+        kind = CompiledOperators if isinstance(plain(model), Compiled) else InvariantOperators
+        candidates = [lambda model, rows=rows: kind(rows, plain(model)) for rows in tiles]
     for make in candidates:
         fault = next(faults(model, make(model), InvariantAttention), None)
         if fault is None:
@@ -77,6 +81,14 @@ def row_wise(model, operators: Operators) -> Iterator[tuple[str, Callable, int]]
     for size in (config.hidden_size, config.head_dim):
         scale = norm.new_ones(size)
         yield f"rms_norm [{size}]", lambda x, w=scale: operators.rms_norm(x, w, config.rms_norm_eps), size
+    attention = model.layers[0].self_attn
+    rope = [torch.full((1, 1, config.head_dim), value, device=norm.device, dtype=norm.dtype) for value in (0.6, 0.8)]
+
+    def heads(x: torch.Tensor) -> torch.Tensor:
+        norms, angles = (attention.q_norm, attention.k_norm), [part.repeat(len(x), 1, 1) for part in rope]
+        return torch.cat(operators.heads(x.view(len(x), -1, config.head_dim), attention.counts, norms, angles), 1)
+
+    yield f"heads {attention.counts}", heads, sum(attention.counts) * config.head_dim
 
 
 def faults(model, operators: Operators, make_attention: type) -> Iterator[str]:
@@ -85,7 +97,8 @@ def faults(model, operators: Operators, make_attention: type) -> Iterator[str]:
     largest = max(weight.numel() for weight in model.parameters())
     sizes = [n for n in AWKWARD if 2 * largest * n * len(FILLS) < MOST_FLOP]
     for name, operator, width in row_wise(model, operators):
-        if not same_in_company(operator, width, model.norm.weight, sizes):
+        few = name.startswith("linear lm_head") and model.lm_head.weight.numel() > LARGE
+        if not same_in_company(operator, width, model.norm.weight, TWO_TILES if few else sizes):
             yield name
     if not sampler_is_row_wise(config.vocab_size, model.device):
         yield f"sampler [{config.vocab_size}]"

@@ -86,6 +86,7 @@ class Consecutive(OneByOne):
 
 class PerPage(InvariantAttention):
     def __call__(self, batch: Batch) -> Attend:
+        self.backend = "torch"  # the compiled loops have no splits
         self.split = batch.block_size
         return super().__call__(batch)
 
