@@ -2,13 +2,10 @@
 
 import heapq
 import itertools
-import os
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import signature
-from operator import index
 
 import torch
 from tqdm.auto import tqdm
@@ -18,18 +15,23 @@ from tinyengine.batch import Batch
 from tinyengine.clock import WallClock
 from tinyengine.detokenizer import Detokenizer
 from tinyengine.graphs import DecodeGraphs, on_cuda, why_not
+from tinyengine.inputs import (
+    Prompt,
+    as_list,
+    as_slo,
+    check_memory,
+    check_options,
+    check_request,
+    encode,
+    estimate_num_slots,
+)
 from tinyengine.overlap import Fetch, Flight, fetch, must_wait, take_tokens
 from tinyengine.qwen3 import Qwen3
-from tinyengine.request import PENDING, SLO_CLASSES, Request, SamplingParams, Slo
+from tinyengine.request import PENDING, Request, SamplingParams, Slo
 from tinyengine.sampler import choose, sample
 from tinyengine.scheduler import Plan, Scheduler, Token, Tokens
 from tinyengine.stages import STAGES
 from tinyengine.trace import Trace
-
-Prompt = str | Sequence[int]
-
-CPU_KV_BYTES = 256 * 2**20  # the arena's budget on a CPU, where "free memory" says little; pages count when first used
-CUDA_KV_SHARE = 0.8  # of the free device memory; the rest is for activations
 
 
 @dataclass
@@ -123,8 +125,8 @@ class Engine:
         for name, size in {**sizes, "num_slots": num_slots, "block_size": block_size}.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
-        _check_options(options, stage, scheduler)
-        _check_memory(model, num_slots if scheduler is None else scheduler.memory.n_slots)
+        check_options(options, stage, scheduler)
+        check_memory(model, num_slots if scheduler is None else scheduler.memory.n_slots)
         if scheduler is None:
             memory = make_memory.for_arena(num_slots, block_size, enable_prefix_caching)
             scheduler = make_scheduler(memory, max_num_seqs, max_num_batched_tokens, **options)
@@ -183,14 +185,17 @@ class Engine:
         now = self.clock.now()
         request = Request(
             request_id,
-            self._encode(prompt, request_id),
+            encode(self.model, prompt, request_id),
             params,
             now if arrival is None else arrival,
             priority,
             self.model.eos_token_ids,
-            _slo(slo),
+            as_slo(slo),
         )
-        self._check(request)
+        if request_id in self._ids:
+            raise ValueError(f"request_id {request_id!r} is taken: every request of an engine needs its own")
+        check_request(self.model, request)
+        self.scheduler.check_fits(request)
         if params.temperature > 0 and params.seed is None:  # not before it is sure: a refused one changes no other's
             request.params = replace(params, seed=self._seeds.getrandbits(63))
         self._ids.add(request_id)
@@ -339,8 +344,8 @@ class Engine:
         params: one for all, or one for each. If anything raises, the requests made here are aborted.
         """
         outputs: list[Output] = []
-        with tqdm(total=len(_as_list(prompts)), desc="requests", disable=not use_tqdm) as bar:
-            for token in self._run(_as_list(prompts), params, outputs):
+        with tqdm(total=len(as_list(prompts)), desc="requests", disable=not use_tqdm) as bar:
+            for token in self._run(as_list(prompts), params, outputs):
                 bar.update(token.finish_reason is not None)
         return outputs
 
@@ -349,7 +354,7 @@ class Engine:
     ) -> Iterator[StreamedToken]:
         """The tokens of one or more prompts as they come. Closed early, its requests are aborted and their memory is
         free; several streams, and other requests, may run side by side."""
-        yield from self._run(_as_list(prompts), params, [])
+        yield from self._run(as_list(prompts), params, [])
 
     def _run(self, prompts: list[Prompt], params, outputs: list[Output]) -> Iterator[StreamedToken]:
         """Adds the prompts, fills `outputs`, and steps until they have all ended. No way out leaves anything behind."""
@@ -441,102 +446,3 @@ class Engine:
         except Exception as error:
             output.error = error
             return "error"
-
-    def _encode(self, prompt: Prompt, request_id: str) -> list[int]:
-        if not isinstance(prompt, str):
-            try:
-                ids = None if isinstance(prompt, bytes) else prompt  # the bytes of a text would pass for token ids
-                return [index(token) for token in ids]
-            except TypeError:
-                kind = type(prompt).__name__
-                raise ValueError(
-                    f"the prompt of request {request_id!r} is {kind}, but must be text or whole token ids"
-                ) from None
-        if self.model.tokenizer is None:
-            raise ValueError(
-                f"the prompt of request {request_id!r} is text, but the model has no tokenizer: give token ids"
-            )
-        try:
-            return self.model.tokenizer(prompt).input_ids
-        except (TypeError, UnicodeError):  # half of a surrogate pair
-            raise ValueError(f"the prompt of request {request_id!r} is text that has no UTF-8 form") from None
-
-    def _check(self, request: Request):
-        config, params = self.model.config, request.params
-        if request.request_id in self._ids:
-            raise ValueError(f"request_id {request.request_id!r} is taken: every request of an engine needs its own")
-        unknown = [token for token in request.prompt_token_ids if token >= config.vocab_size]
-        if unknown:
-            raise ValueError(
-                f"the prompt of request {request.request_id!r} holds token id {unknown[0]}, but the model's vocabulary "
-                f"ends at {config.vocab_size - 1}"
-            )
-        if request.max_slots > config.max_position_embeddings:
-            raise ValueError(
-                f"request {request.request_id!r} can reach position {request.max_slots} (prompt "
-                f"{request.num_prompt_tokens} + max_tokens {params.max_tokens}), but the model has "
-                f"{config.max_position_embeddings} positions: shorten it or lower max_tokens"
-            )
-        if params.stop and self.model.tokenizer is None:
-            raise ValueError(f"stop is {params.stop!r}, but the model has no tokenizer: use stop_token_ids")
-        self.scheduler.check_fits(request)
-
-
-def estimate_num_slots(model: Qwen3) -> int:
-    """K/V slots that fit: CUDA_KV_SHARE of the free device memory, or CPU_KV_BYTES on a CPU."""
-    budget = CPU_KV_BYTES
-    if model.device.type == "cuda":
-        budget = int(torch.cuda.mem_get_info(model.device)[0] * CUDA_KV_SHARE)
-    return max(1, budget // _slot_bytes(model))
-
-
-def _slot_bytes(model: Qwen3) -> int:
-    """Bytes of one token's keys and values, all layers."""
-    config = model.config
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
-
-
-def _check_memory(model: Qwen3, num_slots: int):
-    """Raises ValueError for an arena that is larger than all memory there is: it would get the process killed."""
-    if model.device.type == "cuda":
-        total = torch.cuda.mem_get_info(model.device)[1]
-    elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):  # Windows has none
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        return
-    needed = num_slots * _slot_bytes(model)
-    if needed > total:
-        raise ValueError(
-            f"num_slots is {num_slots}, whose K/V take {needed / 2**30:,.0f} GiB, but {model.device} has "
-            f"{total / 2**30:,.0f} GiB in all: lower num_slots"
-        )
-
-
-def _check_options(options: dict, stage: str, scheduler: Scheduler | None):
-    """Raises ValueError for an option that the stage's scheduler does not take, or any beside a scheduler instance."""
-    if options and scheduler is not None:
-        raise ValueError(f"{next(iter(options))} is an option of a stage's own scheduler: give it to yours instead")
-    makers = [kind.__init__ for kind in STAGES[stage][0].__mro__ if "__init__" in vars(kind)]
-    known = {one.name for make in makers for one in signature(make).parameters.values() if one.kind is one.KEYWORD_ONLY}
-    if unknown := options.keys() - known:
-        theirs = ", ".join(sorted(known)) or "none"
-        raise ValueError(f"{sorted(unknown)[0]} is no option of stage {stage!r}, whose options are: {theirs}")
-
-
-def _slo(slo: Slo | str | None) -> Slo:
-    if isinstance(slo, str):
-        if slo not in SLO_CLASSES:
-            raise ValueError(f"slo is {slo!r}, but the classes are {', '.join(SLO_CLASSES)}")
-        return SLO_CLASSES[slo]
-    if not isinstance(slo, Slo | None):
-        raise ValueError(f"slo is {slo!r}, but must be an Slo or one of {', '.join(SLO_CLASSES)}")
-    return slo or Slo()
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, text or token ids, is a list of one."""
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts is {prompts!r}, but must be a prompt or a list of them")
-    each = [prompts] if isinstance(prompts, str) else list(prompts)
-    is_token_ids = bool(each) and all(hasattr(token, "__index__") and not getattr(token, "shape", ()) for token in each)
-    return [prompts] if is_token_ids else each
