@@ -420,7 +420,7 @@ def wrong(model, alone, setups: list[Setup]) -> list[str]:
 def setups(pair):
     """Setups whose right answers are known: some come from this very package, before a fault is planted in it."""
     rng = random.Random(11)
-    drawn = [draw_setup(rng, stage) for stage in ("chunked", "paged") * 14]
+    drawn = [draw_setup(rng, stage) for stage in ("chunked", "paged") * 20]
     for job in (job for setup in drawn for job in setup.jobs):
         pair[1](job.prompt, job.params)
     return drawn
