@@ -67,7 +67,7 @@ class Load:
         return sum(job.max_tokens for job in self.jobs)
 
 
-def mixed(requests: int = 24, longest: int = 256, max_num_seqs: int = 24) -> Load:
+def mixed(requests: int = 24, longest: int = 256, max_num_seqs: int = 8) -> Load:
     """Prompts of 16 to `longest` tokens, outputs of 16 to half of that, all lengths equally likely."""
     rng = random.Random(0)
     jobs = []
