@@ -48,12 +48,13 @@ def compile(kernel, dtype, capability, constants, num_warps=4, num_stages=3):
     )
 
 
-def attend(rows, head_dim, dtype, capability, group=2, block_size=16, tile_rows=None, split_size=0):
+def attend(rows, head_dim, dtype, capability, group=2, block_size=16, tile_rows=None, split_size=0, pure=False):
     from tinyengine.kernels import paged
 
     config = paged.tile_config(rows, head_dim, dtype, tile_rows)
     options = {name: config.pop(name) for name in ("num_warps", "num_stages")}
-    constants = dict(GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT_SIZE=split_size, **config)
+    constants = dict(GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT_SIZE=split_size, PREFIX_PURE=pure)
+    constants |= config
     return compile(paged._attend, dtype, capability, constants, **options)
 
 
@@ -88,6 +89,14 @@ def test_attention_compiles_and_fits(rows, head_dim, dtype, capability):
 @pytest.mark.parametrize("tile_rows", [16, 64, 128])
 def test_every_tile_height_that_can_be_asked_for_fits(tile_rows):
     assert_it_runs(attend(1, 128, torch.bfloat16, 80, tile_rows=tile_rows), 80)
+
+
+@pytest.mark.parametrize("capability", sorted(KIBIBYTES))
+@pytest.mark.parametrize("dtype", NAMES, ids=NAMES.get)
+def test_looking_at_values_compiles_and_fits(dtype, capability):
+    for head_dim, tile_rows, split_size in ((64, 16, 0), (128, 16, 0), (256, 16, 0), (128, 64, 0), (80, 16, 512)):
+        options = dict(tile_rows=tile_rows, split_size=split_size, pure=True)
+        assert_it_runs(attend(1, head_dim, dtype, capability, **options), capability)
 
 
 @pytest.mark.parametrize("block_size", [1, 256])

@@ -39,8 +39,9 @@ class InvariantAttention(PagedAttention):
 
     def kernel_options(self, batch: Batch) -> dict:
         """On a GPU: one height of tiles, and a request's keys never shared out, since both would follow the batch. The
-        kernel's key tiles begin at absolute positions, so they need no splits of ours."""
-        return {"tile_rows": 16}
+        kernel's key tiles begin at absolute positions, so they need no splits of ours. A later token in a query's tile
+        leaves no trace, finite or not."""
+        return {"tile_rows": 16, "prefix_pure": True}
 
     def _on_cpu(self, batch: Batch) -> Attend:
         if self.backend == "numba":

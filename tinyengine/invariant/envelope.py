@@ -174,12 +174,7 @@ def attention_is_prefix_pure(make_attention: type, config, device: torch.device,
 
 def beside_later_tokens(make_attention: type, config, device: torch.device, dtype: torch.dtype) -> Iterator[tuple]:
     """The queries before a token whose key and value are NaN or infinite, and the same ones before an ordinary token;
-    then all queries, that token's own and later ones too, in other chunks and in one piece.
-
-    Nothing on CUDA: within a tile, the kernel multiplies such a value by 0.
-    """
-    if device.type == "cuda":
-        return
+    then all queries, that token's own and later ones too, in other chunks and in one piece."""
     config = replace(config, num_hidden_layers=1)
     length, place = 2 * SPLIT + 22, SPLIT + 7
     ordinary = attend_in_chunks(make_attention, config, device, dtype, [length])

@@ -24,6 +24,7 @@ def paged_attention(
     max_seqlen_q: int,
     tile_rows: int | None = None,
     split_size: int | None = None,
+    prefix_pure: bool = False,
 ) -> torch.Tensor:
     """Causal attention of all requests' new tokens over all their keys, read where they lie in the arena.
 
@@ -39,6 +40,9 @@ def paged_attention(
     split_size: keys of one program, a multiple of 64; None gives all keys to one. With few long requests most of a GPU
         idles unless several programs share a request's keys. A fixed SIZE keeps bits free of the batch, a fixed number
         of splits would not. Costs float32 memory [splits, N, heads, head_dim], so it is for decodes and short chunks.
+    prefix_pure: keeps a NaN or infinite value out of the queries before it. Its weight is 0 there, but 0 * NaN is NaN,
+        so without this it may spoil them. A query that sees such a value gets NaN in that dimension. Every value is
+        looked at, which costs time, so it is for whoever promises bits.
     -> [N, heads, head_dim], in q's dtype; bfloat16, float16 or float32, summed in float32.
 
     Query i of n sees keys 0 .. length - n + i: the mask is aligned to the bottom right. Whatever lies in slots that a
@@ -81,6 +85,7 @@ def paged_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         SPLIT_SIZE=split_size or 0,
+        PREFIX_PURE=prefix_pure,
         **config,
     )
     if split_size:
@@ -187,6 +192,7 @@ def _attend(
     DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    PREFIX_PURE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
 ):
@@ -223,6 +229,7 @@ def _attend(
     best = tl.full([TILE_ROWS], -1e38, tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)  # the sum of its weights, relative to `best`
     sums = tl.zeros([TILE_ROWS, DIM], tl.float32)  # the sum of weighted values, relative to `best`
+    spoilt = tl.zeros([DIM], tl.int32) + length  # from which key on a value that is not finite is seen: none so far
     # Key tiles begin at absolute positions 0, TILE_KEYS, ..., so a query meets its keys in the same portions whether it
     # comes in a prompt, a chunk or alone. A tile that a row does not see leaves that row as it is, to the bit.
     for first in range(split * SPLIT_SIZE, end, TILE_KEYS):
@@ -247,9 +254,15 @@ def _attend(
             mask=seen[:, None] & real_dim[None, :],
             other=0.0,
         )  # [TILE_KEYS, DIM]
+        if PREFIX_PURE:  # it would be NaN for every row of the tile, also for those that do not see it: 0 * infinity
+            finite = tl.abs(v_tile) < float("inf")
+            spoilt = tl.minimum(spoilt, tl.min(tl.where(finite, length, key[:, None]), 0))
+            v_tile = tl.where(finite, v_tile, 0.0)
         sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)
         best = higher
+    if PREFIX_PURE:  # whoever sees a key sees all before it, so the first one that spoils decides
+        sums = tl.where(spoilt[None, :] <= position[:, None], float("nan"), sums)
     if SPLIT_SIZE:
         part = (split * n_tokens + token) * (tl.num_programs(1) * GROUP) + head[:, None]
         tl.store(sums_out + part * HEAD_DIM + dim[None, :], sums, mask=real)
