@@ -2,8 +2,12 @@
 poisoned; and that no bit of a row depends on its neighbours, its place or the size of blocks."""
 
 import math
-from types import SimpleNamespace
+import os
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -19,6 +23,7 @@ cpu = pytest.importorskip("tinyengine.kernels.cpu", reason="numba is not install
 
 SHAPE = dict(heads=4, kv_heads=2, head_dim=16, block_size=16, device="cpu")
 ALL = math.inf  # every row by itself
+LOCATOR = "UserProvidedCacheLocator"  # numba looks in NUMBA_CACHE_DIR and nowhere else
 
 
 def attend(case, few: float = ALL, fill: float = 7.0) -> torch.Tensor:
@@ -142,6 +147,62 @@ def test_k_and_v_are_written_to_their_slots_and_nowhere_else():
     cpu.write_kv(keys, values, slots, k, v)
     assert torch.equal(keys[slots], k) and torch.equal(values[slots], v)
     assert keys[[1, 2, 4, 5, 6, 8]].abs().max() == values[[1, 2, 4, 5, 6, 8]].abs().max() == 0
+
+
+@pytest.mark.parametrize("slot", [9, 10**9, -1, -10])
+def test_no_slot_outside_of_the_arena_is_written(slot):
+    keys, values = torch.zeros(2, 9, 2, 4)
+    with pytest.raises(IndexError, match=f"from slot {min(slot, 3)} to {max(slot, 3)}, but the arena has slots 0 to 8"):
+        cpu.write_kv(keys, values, torch.tensor([3, slot]), *torch.ones(2, 2, 2, 4))
+
+
+@pytest.mark.parametrize("block", [4, 10**9, -1])
+def test_no_block_outside_of_the_arena_is_read(block):
+    q, keys, values, out = torch.zeros(1, 2, 4), *torch.zeros(2, 12, 2, 4), torch.zeros(1, 2, 4)
+
+    def attend_over(table, length):
+        batch = SimpleNamespace(block_table=torch.tensor([table]), block_size=3, counts=[1], lengths=[length])
+        cpu.paged_attention(q, keys, values, cpu.Queries(batch, ALL), out)
+
+    attend_over([3, block], 3)  # behind the context nobody looks
+    with pytest.raises(IndexError, match=f"up to 2 blocks from {min(block, 3)} to {max(block, 3)} are to hold 4 keys"):
+        attend_over([3, block], 4)
+    with pytest.raises(IndexError, match=r"of up to 1 blocks .* to hold 4 keys, but the arena has blocks 0 to 3 of 3"):
+        attend_over([3], 4)
+
+
+@pytest.mark.parametrize("stage", ["selective", "paged", "chunked", "invariant"])
+def test_a_memory_that_gives_foreign_slots_is_an_error_and_no_crash(random_model, stage):
+    engine = Engine(random_model, stage, num_slots=64)
+    right = engine.memory.slots
+    engine.memory.slots = lambda *span: [slot + 64 for slot in right(*span)]
+    with pytest.raises(IndexError, match="the arena has slots 0 to 63: look at `slots` of the scheduler's memory"):
+        engine.generate([1, 2, 3])
+
+
+def test_what_is_compiled_need_not_be_kept(tmp_path):
+    """The package where nobody may write, and a user without a home."""
+    (tmp_path / "a file").touch()
+    code = (
+        "from tinyengine.kernels import cpu; import torch; x = torch.ones(2, 8);"
+        "assert not cpu._rms_norm.stats.cache_path; print(cpu.rms_norm(x, x[0], 0.0).sum().item())"
+    )
+    nowhere = {"NUMBA_CACHE_DIR": str(tmp_path / "a file" / "no folder"), "NUMBA_CACHE_LOCATOR_CLASSES": LOCATOR}
+    run = subprocess.run([sys.executable, "-c", code], env=os.environ | nowhere, capture_output=True, text=True)
+    assert run.stdout == "16.0\n", run.stderr
+
+
+def test_a_numba_that_cannot_be_used_is_done_without(random_model, monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    assert Engine(random_model, num_slots=64).attention.backend == "torch"
+    with pytest.raises(ValueError, match="numba compiles nothing while NUMBA_DISABLE_JIT is set: unset it"):
+        Engine(random_model, num_slots=64, attention_backend="numba")
+    broken = ModuleType("numba")  # nothing can be imported from it
+    broken.__spec__ = numba.__spec__
+    monkeypatch.setitem(sys.modules, "numba", broken)
+    assert Engine(random_model, num_slots=64).attention.backend == "torch"
+    with pytest.raises(ValueError, match=r"numba cannot be imported \(.*\): pip install --upgrade numba"):
+        Engine(random_model, num_slots=64, attention_backend="numba")
 
 
 def test_the_engine_uses_the_loops_where_it_can_and_does_without(random_model, monkeypatch):

@@ -33,6 +33,12 @@ def why_not_numba(device: torch.device, dtype: torch.dtype) -> str | None:
         return "numba is not installed: pip install numba, or use 'torch'"
     if dtype != torch.float32:
         return f"the model is in {dtype}, and the loops take float32: use 'torch'"
+    try:
+        from numba import config  # imported here: numba is of no use on a GPU
+    except ImportError as error:  # its releases refuse a NumPy that is newer than they are
+        return f"numba cannot be imported ({error}): pip install --upgrade numba, or use 'torch'"
+    if config.DISABLE_JIT:
+        return "numba compiles nothing while NUMBA_DISABLE_JIT is set: unset it, or use 'torch'"
     return None
 
 
@@ -40,6 +46,6 @@ def loops(device: torch.device, dtype: torch.dtype):
     """The module `cpu`, or None where it cannot serve such a model."""
     if why_not_numba(device, dtype):
         return None
-    from tinyengine.kernels import cpu  # imported here: numba is of no use on a GPU
+    from tinyengine.kernels import cpu  # imported here: it needs numba
 
     return cpu

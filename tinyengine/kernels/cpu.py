@@ -4,8 +4,8 @@ Attention is the one to read: it finds each key through the block table and read
 attention cannot. Every row is computed by itself, key after key in order of position, so what comes out does not depend
 on its neighbours, nor on where its blocks are or how large.
 
-The functions take torch tensors and give new ones; those with a leading underscore are what numba compiles, once on a
-machine: it keeps the result in `__pycache__`.
+The functions take torch tensors and give new ones; those with a leading underscore are what numba compiles, and keeps
+in `__pycache__`. numba itself checks no index: where a slot or a block comes from outside, the loop does.
 """
 
 import numpy as np
@@ -16,8 +16,15 @@ from numba.extending import intrinsic
 
 from tinyengine.batch import Batch
 
-# May add up in any order (in vectors), and multiply and add in one go; must not take NaN and infinity for impossible.
-compiled = njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", nogil=True, cache=True)
+
+def compiled(function):
+    """May add up in any order (in vectors), and multiply and add in one go; must not take NaN and infinity for
+    impossible."""
+    options = dict(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", nogil=True)
+    try:
+        return njit(**options, cache=True)(function)
+    except RuntimeError:  # no folder to keep it in, neither this one nor the user's: every process compiles anew
+        return njit(**options)(function)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -92,13 +99,24 @@ def _normalise_and_rotate(x, row, head, weight, eps, cos, sin, out, out_head):
 
 
 def write_kv(keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-    """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [slots, kv_heads, head_dim]."""
-    _write_kv(keys.numpy(), values.numpy(), slot_mapping.numpy(), k.numpy(), v.numpy())
+    """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [slots, kv_heads, head_dim].
+
+    Raises IndexError for a slot that the arena does not have.
+    """
+    try:
+        _write_kv(keys.numpy(), values.numpy(), slot_mapping.numpy(), k.numpy(), v.numpy())
+    except IndexError:
+        raise IndexError(
+            f"slot_mapping goes from slot {slot_mapping.min()} to {slot_mapping.max()}, but the arena has slots 0 to "
+            f"{len(keys) - 1}: look at `slots` of the scheduler's memory"
+        ) from None
 
 
 @compiled
 def _write_kv(keys, values, slot_mapping, k, v):
     for row, slot in enumerate(slot_mapping):
+        if not 0 <= slot < len(keys):
+            raise IndexError
         for head in range(k.shape[1]):
             for i in range(k.shape[2]):
                 keys[slot, head, i] = k[row, head, i]
@@ -126,10 +144,19 @@ def paged_attention(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, queries: Queries, out: torch.Tensor
 ):
     """Writes the attention of `queries` to their rows of out. q and out [R, heads, head_dim]; keys and values [slots,
-    kv_heads, head_dim], one layer of the arena."""
+    kv_heads, head_dim], one layer of the arena. Raises IndexError for a block that the arena does not have."""
     places = queries.block_size, queries.block_table, queries.requests, queries.rows, queries.seen
-    if len(queries.rows):
+    if not len(queries.rows):
+        return
+    try:
         _paged_attention(q.numpy(), keys.numpy(), values.numpy(), *places, out.numpy())
+    except IndexError:
+        table, size = queries.block_table, queries.block_size
+        raise IndexError(
+            f"block tables of up to {table.shape[1]} blocks from {table.min()} to {table.max()} are to hold "
+            f"{queries.seen.max()} keys, but the arena has blocks 0 to {len(keys) // size - 1} of {size}: look at the "
+            "`table` of each request"
+        ) from None
 
 
 @compiled
@@ -141,6 +168,7 @@ def _paged_attention(q, keys, values, block_size, block_table, requests, rows, s
     slot_bytes = keys.shape[1] * head_dim * 4
     for request, row, length in zip(requests, rows, seen):
         table = block_table[request]
+        _check_blocks(table, -(-length // block_size), len(keys) // block_size)
         for start in range(0, length, block_size):
             slot = table[start // block_size] * block_size
             ahead = table[min(start + block_size, length - 1) // block_size] * block_size
@@ -166,6 +194,15 @@ def _paged_attention(q, keys, values, block_size, block_table, requests, rows, s
                     weight = scores[head, position]
                     for i in range(head_dim):
                         out[row, head, i] += weight * values[slot + position - start, head // group, i]
+
+
+@compiled
+def _check_blocks(table, needed, n_blocks):
+    if needed > len(table):
+        raise IndexError
+    for block in table[:needed]:
+        if not 0 <= block < n_blocks:
+            raise IndexError
 
 
 @compiled
