@@ -57,7 +57,7 @@ class Compiled(Operators):
     def suits(model: torch.nn.Module) -> bool:
         return _loops_for(model) is not None
 
-    def is_current(self) -> bool:
+    def is_current(self, model: torch.nn.Module) -> bool:
         """Whether nothing was written to the model that it keeps a copy of."""
         return True
 
@@ -78,24 +78,42 @@ class Packed(Compiled):
     def __init__(self, model: torch.nn.Module):
         super().__init__(model)
         weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
-        self._packs = {weight: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None) for weight in weights}
-        self._versions = {weight: weight._version for weight in weights}
+        # What was copied is kept (`detach`), or its place in memory could be given to what comes after it.
+        self._packs = {weight: (_state(weight), weight.detach(), _packed(weight)) for weight in weights}
 
     @staticmethod
     def suits(model: torch.nn.Module) -> bool:
-        """An x86 CPU, and a torch that has oneDNN. (torch.compile's own CPU backend calls the same two functions; they
-        have no public name.)"""
+        """An x86 CPU, a torch that has oneDNN, and weights of which torch counts how often they are written to.
+        (torch.compile's own CPU backend calls the same two functions; they have no public name.)"""
         has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        return Compiled.suits(model) and is_x86 and has_onednn
+        is_counted = not any(weight.is_inference() for weight in model.parameters())
+        return Compiled.suits(model) and is_x86 and has_onednn and is_counted
 
-    def is_current(self) -> bool:
-        return all(weight._version == version for weight, version in self._versions.items())
+    def is_current(self, model: torch.nn.Module) -> bool:
+        linears = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
+        return all(self._pack(linear.weight) is not None for linear in linears)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if len(x) == 1:  # a matrix by a vector reads each weight once, in any order
+        # a matrix by a vector reads each weight once, in any order
+        pack = None if len(x) == 1 else self._pack(weight)
+        if pack is None:
             return F.linear(x, weight)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packs[weight], None, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, pack, None, "none", [], "")
+
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """The copy of a weight; None for one that was written to, or put in another's place, since it was made."""
+        state, _, pack = self._packs.get(weight, (None, None, None))
+        return pack if state == _state(weight) else None
+
+
+def _state(weight: torch.Tensor) -> tuple[int, int]:
+    """Changes with every write that torch knows of; one through `weight.data` leaves no mark."""
+    return weight._version, weight.data_ptr()
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
 
 def _loops_for(model: torch.nn.Module):
@@ -112,6 +130,6 @@ def plain(model: torch.nn.Module) -> Operators:
     kind = next((kind for kind in (Packed, Compiled) if kind.suits(model)), None)
     if kind is None:
         return PLAIN
-    if model not in _fast or not _fast[model].is_current():
+    if model not in _fast or not _fast[model].is_current(model):
         _fast[model] = kind(model)
     return _fast[model]
