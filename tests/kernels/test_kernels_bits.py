@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import build, rows_apart
 
@@ -93,7 +93,7 @@ def test_chunks_leave_no_trace(kernels, count, context, cuts, tile_rows, split_s
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     count=st.integers(1, 40),
     context=st.integers(0, 140),
@@ -106,6 +106,8 @@ def test_chunks_leave_no_trace(kernels, count, context, cuts, tile_rows, split_s
     head_dim=st.sampled_from([32, 80]),
     half=st.integers(0, 2),
 )
+@example(20, 70, 9, {11}, math.inf, True, 16, 64, 32, 1)
+@example(12, 60, 40, {5}, -math.inf, True, 16, None, 80, 0)  # in an older tile than the last
 def test_a_value_that_is_not_finite_is_for_those_that_see_it(
     kernels, count, context, back, cuts, fill, only, tile_rows, split_size, head_dim, half
 ):
