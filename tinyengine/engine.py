@@ -72,7 +72,7 @@ class StreamedToken:
 class Engine:
     """Serves many requests with one model.
 
-    model: from load_model.
+    model: from load_model. Its weights must stay as they are while it serves: K/V of the old ones would meet the new.
     stage: a row of STAGES. scheduler: a scheduler instance to use in place of the stage's own, with its own memory.
     max_num_seqs: batch slots. max_num_batched_tokens: the token budget, of the stages that have one.
     num_slots: K/V slots of the arena; None estimates them from free device memory (CUDA) or CPU_KV_BYTES.
@@ -174,6 +174,7 @@ class Engine:
         """Queues a prompt, text or token ids, and returns its request id.
 
         arrival: seconds on the engine's clock, now if None; a later one waits outside the scheduler until then.
+        priority: the smaller, the sooner, of a scheduler with policy="priority"; no other looks at it.
         slo: what its user was promised, as an Slo or as the name of one in SLO_CLASSES.
         Raises ValueError, with nothing changed, for a prompt or parameter outside its limits.
         """

@@ -9,7 +9,8 @@ from tinyengine import Engine, SamplingParams, load_model
 from tinyengine.cli import main
 from tinyengine.invariant.faults import FAULTS
 from tinyengine.invariant.forms import FORMS
-from tinyengine.verify import ledger
+from tinyengine.qwen3 import Qwen3
+from tinyengine.verify import checks, ledger
 from tinyengine.verify.checks import CHECKS, chunk_borders, jobs
 from tinyengine.verify.watch import Scenario, Subject
 
@@ -87,6 +88,30 @@ def test_a_single_bit_is_seen(subject, monkeypatch):
     assert subject.against_alone(scenario).holds
     monkeypatch.setattr(type(subject.engine(num_slots=64).operators), "swiglu", swiglu)
     assert not subject.against_alone(scenario).holds
+
+
+def test_a_run_that_does_not_repeat_itself_is_seen(model, monkeypatch):
+    """The eight faults are all deterministic, so none of them shows in the first check."""
+    right, noise = Qwen3.logits, torch.Generator().manual_seed(0)
+    unsteady = Subject(model, "invariant")
+    assert CHECKS["run to run"](unsteady).holds
+
+    def logits(self, hidden, operators):
+        return right(self, hidden, operators) * (1 + 2**-6 * torch.randint(2, (1,), generator=noise))
+
+    monkeypatch.setattr(Qwen3, "logits", logits)
+    assert not CHECKS["run to run"](unsteady).holds
+
+
+def test_a_tie_that_goes_to_the_highest_id_is_seen(subject, monkeypatch):
+    """Nor in the check of ties: their logits are other ones, and the best of them is found all the same."""
+    last = checks.choose
+
+    def choose(logits, requests):
+        return logits.shape[-1] - 1 - last(logits.flip(-1), requests)
+
+    monkeypatch.setattr(checks, "choose", choose)
+    assert not CHECKS["ties"](subject).holds
 
 
 def test_a_scenario_that_shows_nothing_is_an_error(subject):

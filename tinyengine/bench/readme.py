@@ -1,6 +1,7 @@
 """`python -m tinyengine.bench.readme` writes the tables of README.md and docs/, between their markers, from
 results/*.json."""
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -59,6 +60,7 @@ def _circumstances(record: dict) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Writes the tables of README.md and docs/ from bench/results.").parse_args()
     made = blocks()
     for page, names in PAGES.items():
         text = fill(page.read_text(encoding="utf-8"), {name: made[name] for name in names})

@@ -1,5 +1,6 @@
 """`python -m tinyengine.verify.docs` plants every fault anew, in two dtypes, and writes the tables of its page."""
 
+import argparse
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ def measured(dtype: torch.dtype) -> str:
 
 
 def main():
+    argparse.ArgumentParser(description=f"Writes the tables of docs/{PAGE.name}; takes minutes.").parse_args()
     torch.set_num_threads(1)
     parts = {name: measured(getattr(torch, name)) for name in ("float32", "bfloat16")}
     PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), parts), encoding="utf-8")
