@@ -28,7 +28,7 @@ def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]], sta
     for stall in stalls:
         late[stall[1]].append(stall)
     return [
-        f"iteration {number}: " + _sentence(trace, number, iteration, entered[number], events, late[number])
+        f"iteration {number + 1}: " + _sentence(trace, number, iteration, entered[number], events, late[number])
         for number, iteration in enumerate(trace.iterations)
     ]
 
@@ -68,7 +68,7 @@ def _ending(event: Event, held: Holding | None, trace: Trace) -> str:
     said = [event.detail] if event.detail else []
     if held is not None:
         size = held.reserved // trace.block_size
-        said.append(f"gives back {size} {plural('slot' if trace.block_size == 1 else 'block', size)}")
+        said.append(f"gives back {size} {plural('K/V slot' if trace.block_size == 1 else 'block', size)}")
     return f"{label(event.request_id)} finished" + (f" ({', '.join(said)})" if said else "")
 
 

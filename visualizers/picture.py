@@ -81,7 +81,7 @@ def title(engine: dict) -> str:
         return f"{engine['name']}: no iteration ran"
     iterations = counted(figures["iterations"], "iteration")
     return (
-        f"{engine['name']}: {iterations}, {100 * figures['occupancy']:.0f} % slot use, "
+        f"{engine['name']}: {iterations}, {100 * figures['occupancy']:.0f} % of batch slots busy, "
         f"{counted(figures['idle_slot_steps'], 'idle slot-step')}, {counted(figures['padding'], 'padding row')}"
     )
 

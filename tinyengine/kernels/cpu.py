@@ -161,11 +161,11 @@ def paged_attention(
 
 @compiled
 def _paged_attention(q, keys, values, block_size, block_table, requests, rows, seen, out):
-    heads, head_dim = q.shape[1:]
-    group = heads // keys.shape[1]  # query heads that share a key head
+    (heads, head_dim), kv_heads = q.shape[1:], keys.shape[1]
+    group = heads // kv_heads  # query heads that share a key head
     scale = np.float32(1 / np.sqrt(head_dim))
     scores = np.empty((heads, seen.max()), dtype=np.float32)
-    slot_bytes = keys.shape[1] * head_dim * 4
+    slot_bytes = kv_heads * head_dim * 4
     for request, row, length in zip(requests, rows, seen):
         table = block_table[request]
         _check_blocks(table, -(-length // block_size), len(keys) // block_size)
@@ -174,11 +174,12 @@ def _paged_attention(q, keys, values, block_size, block_table, requests, rows, s
             ahead = table[min(start + block_size, length - 1) // block_size] * block_size
             for position in range(start, min(start + block_size, length)):
                 _prefetch(keys.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
-                for head in range(heads):  # innermost: memory is read in the order in which it lies
-                    score = np.float32(0)
-                    for i in range(head_dim):
-                        score += q[row, head, i] * keys[slot + position - start, head // group, i]
-                    scores[head, position] = score * scale
+                for kv_head in range(kv_heads):  # inside of positions: memory is read in the order in which it lies
+                    for head in range(kv_head * group, (kv_head + 1) * group):
+                        score = np.float32(0)
+                        for i in range(head_dim):
+                            score += q[row, head, i] * keys[slot + position - start, kv_head, i]
+                        scores[head, position] = score * scale
 
         for head in range(heads):
             _softmax(scores[head, :length])
@@ -190,10 +191,11 @@ def _paged_attention(q, keys, values, block_size, block_table, requests, rows, s
             ahead = table[min(start + block_size, length - 1) // block_size] * block_size
             for position in range(start, min(start + block_size, length)):
                 _prefetch(values.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
-                for head in range(heads):
-                    weight = scores[head, position]
-                    for i in range(head_dim):
-                        out[row, head, i] += weight * values[slot + position - start, head // group, i]
+                for kv_head in range(kv_heads):
+                    for head in range(kv_head * group, (kv_head + 1) * group):
+                        weight = scores[head, position]
+                        for i in range(head_dim):
+                            out[row, head, i] += weight * values[slot + position - start, kv_head, i]
 
 
 @compiled

@@ -33,19 +33,19 @@ const arenaOverTime = {
   gutter(g, pen) {
     const map = pen.engine.memoryMap;
     if (map.empty) return;
-    g.fillText(map.block === 1 ? "slot 0" : "block 0", GUTTER - 6, pen.top + 6);
+    g.fillText(map.block === 1 ? "K/V slot 0" : "block 0", GUTTER - 6, pen.top + 6);
     g.fillText(String(map.shown / map.block), GUTTER - 6, pen.top + ARENA - 6);
   },
 
   tip(player, engine, row, i, y) {
     const map = engine.memoryMap;
     if (map.empty) return ["this trace has no memory map"];
-    const slot = Math.floor((clamp(y, 0, ARENA - 1) * map.shown) / ARENA), name = map.block === 1 ? `slot ${slot}` : `block ${Math.floor(slot / map.block)}`;
+    const slot = Math.floor((clamp(y, 0, ARENA - 1) * map.shown) / ARENA), name = map.block === 1 ? `K/V slot ${slot}` : `block ${Math.floor(slot / map.block)}`;
     const owners = ownersOf(map, slot, i);
-    if (!owners.length) return [`${name}: free`, `iteration ${i}`];
+    if (!owners.length) return [`${name}: free`, `iteration ${i + 1}`];
     return [
-      `${name}: ${owners.map((holding) => player.label(holding.request)).join(", ")}`, `iteration ${i}`,
-      ...owners.map((holding) => `${player.label(holding.request)} holds ${holdingInWords(engine, holding, i)}, ${holding.used[i - holding.first]} slots filled`),
+      `${name}: ${owners.map((holding) => player.label(holding.request)).join(", ")}`, `iteration ${i + 1}`,
+      ...owners.map((holding) => `${player.label(holding.request)} holds ${holdingInWords(engine, holding, i)}, ${holding.used[i - holding.first]} K/V slots filled`),
     ];
   },
 
@@ -133,10 +133,11 @@ const arenaNow = {
   words(player, engine, i) {
     const map = engine.memoryMap;
     if (map.empty) return [];
-    const { held, filled, lost } = map.figures(i), whole = `${thousands(map.size)} slots` + (map.block > 1 ? ` in ${thousands(map.size / map.block)} blocks of ${map.block}` : "");
-    const text = `held ${thousands(held)} of ${whole} (${percent(held, map.size)}), filled ${thousands(filled)} (${percent(filled, map.size)}), `
+    const { held, filled, lost } = map.figures(i), slots = `${thousands(held)} of ${thousands(map.size)} K/V slots`;
+    const blocks = map.block > 1 ? `${thousands(held / map.block)} of ${thousands(map.size / map.block)} blocks, that is ` : "";
+    const text = `held ${blocks}${slots} (${percent(held, map.size)}), filled ${thousands(filled)} (${percent(filled, map.size)}), `
       + `so ${percent(held - filled, held)} of what is held is empty`;
-    return [["memory", text + (map.contiguous ? `; ${plural(lost, "free slot")} outside the largest hole` : "")]];
+    return [["memory", text + (map.contiguous ? `; ${plural(lost, "free K/V slot")} outside the largest hole` : "")]];
   },
 
   tip(player, engine, x, y, i, width) {

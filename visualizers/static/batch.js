@@ -93,7 +93,7 @@ const composition = {
     const { counts, all } = compositionOf(engine, player.data.phases);
     const parts = KINDS.filter((kind) => counts[kind][i]).map((kind) => `${counts[kind][i]} ${kind}`);
     const budget = engine.budget[i] === null ? "no token budget" : `a budget of ${plural(engine.budget[i], "token")}`;
-    return [`iteration ${i}: ${plural(all[i], "row")}`, parts.join(", "), `${budget}; took ${brief(engine.duration[i])}`];
+    return [`iteration ${i + 1}: ${plural(all[i], "row")}`, parts.join(", "), `${budget}; took ${brief(engine.duration[i])}`];
   },
 
   pick: () => null,

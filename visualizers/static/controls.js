@@ -37,13 +37,13 @@ const CONTROLS = `
 </div>
 <div class="te-bar te-options" role="group" aria-label="Views"><span class="te-name">show</span><span class="te-buttons te-views"></span></div>`;
 const FIGURES = [
-  ["iteration", "iteration"], ["running", "running"], ["waiting", "waiting"], ["idle", "idle slot-steps so far"],
+  ["iteration", "iteration"], ["running", "running"], ["waiting", "waiting"], ["idle", "idle batch slot-steps so far"],
   ["padding", "padding rows so far"], ["tokens", "tokens out so far"],
 ];
 
 // What the player can show of an engine, by name: what is on its button, and what it is made of.
 const VIEWS = {
-  slots: ["slots", (player, e) => [new Strip(player, e, slotTimeline)]],
+  slots: ["batch slots", (player, e) => [new Strip(player, e, slotTimeline)]],
   batch: ["batch", (player, e) => [new Strip(player, e, composition)]],
   requests: ["requests", (player, e) => [new Strip(player, e, lifecycles)]],
   memory: ["K/V memory", (player, e) => [new Strip(player, e, arenaOverTime), new Panel(player, e, arenaNow)]],

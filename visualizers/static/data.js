@@ -77,7 +77,7 @@ class Engine {
   figures(i) {
     const ran = i >= 0;
     return {
-      iteration: ran ? `${i} of ${this.count - 1}` : "none yet",
+      iteration: ran ? `${i + 1} of ${this.count}` : "none yet",
       running: `${ran ? this.running[i] : 0} of ${this.slots}`,
       waiting: ran ? this.queue(i).length : 0,
       idle: (i + 1) * this.slots - (ran ? this.busySoFar[i] : 0),

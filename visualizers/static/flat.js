@@ -50,7 +50,7 @@ const flatBatch = {
     const positions = spans.map(({ start, size }) => [start, size]), slots = [];
     for (const { request, start, size } of spans) for (let p = start; p < start + size; p++) slots.push([holdings.get(request)?.slot(p) ?? null, 1]);
     const last = spans.filter((span) => span.due).map((span) => [span.offset + span.size - span.draft - 1, span.draft + 1]);
-    const where = width ? ["rows", `${size / width} x ${width}, of which ${plural(padding, "position")} padding`]
+    const where = width ? ["rows", `${size / width} x ${width} = ${size}, ${padding} of them padding`, ROWS_ARE]
       : ["cu_seqlens", listed([...spans.map((span) => [span.offset, 1]), [size, 1]], false)];
     return [
       where, ["positions", listed(positions)],
@@ -61,7 +61,7 @@ const flatBatch = {
 
   tip(player, engine, x, y, i, width) {
     const span = this.spanAt(engine, x, y, i, width);
-    return span && runInWords(player, engine, span.run, i, `iteration ${i}, rows ${span.offset} to ${span.offset + span.size - 1}`);
+    return span && runInWords(player, engine, span.run, i, `iteration ${i + 1}, rows ${span.offset} to ${span.offset + span.size - 1}`);
   },
 
   pick(engine, x, y, i, width) {
@@ -154,7 +154,7 @@ function drawRectangle(g, pen, batch) {
   g.globalAlpha = 1;
   g.fillStyle = pen.theme.dim;
   g.textAlign = "left";
-  g.fillText(`${plural(rows, "row")} of ${batch.width}`, GUTTER, 7);
+  g.fillText(`${rows} x ${batch.width} rows`, GUTTER, 7);
   return y + rows * h;
 }
 

@@ -48,7 +48,7 @@ const lifecycles = {
     if (!life) return ["no request has arrived"];
     const run = life.runs.find((run) => run.first <= i && i < run.end), gaps = lifeInWords(life);
     const doing = run ? player.data.phases[run.phase] : player.fateOf(engine, life.request, i);
-    return [`${player.label(life.request)}: ${doing}`, `iteration ${i}`, ...gaps];
+    return [`${player.label(life.request)}: ${doing}`, `iteration ${i + 1}`, ...gaps];
   },
 
   pick: (engine, row) => [...engine.lives.values()][row]?.request ?? null,
@@ -63,8 +63,8 @@ const lifecycles = {
 const rowOf = (engine, request) => [...engine.lives.keys()].indexOf(request);
 
 const lifeInWords = (life) => [
-  life.ttft === null ? "no token yet" : `first token after ${brief(life.ttft)} (TTFT), in iteration ${life.first}`,
-  ...(life.worst ? [`longest gap (TBT) ${brief(life.gap)}, iterations ${life.worst[0]} to ${life.worst[1]}`] : []),
+  life.ttft === null ? "no token yet" : `first token after ${brief(life.ttft)} (TTFT), in iteration ${life.first + 1}`,
+  ...(life.worst ? [`longest gap (TBT) ${brief(life.gap)}, iterations ${life.worst[0] + 1} to ${life.worst[1] + 1}`] : []),
 ];
 
 const lifeInNumbers = (life) => life.ttft === null ? "" : `TTFT ${brief(life.ttft)}` + (life.worst ? `, worst TBT ${brief(life.gap)}` : "");

@@ -177,7 +177,7 @@ class Page {
     const now = this.engines.map((_, e) => this.axis.at(e, this.position));
     const key = `${now} ${this.follow}`, inTime = this.axis.clock === "time";
     const scrub = this.find("scrub"), where = this.longest === 0 ? "no iterations"
-      : inTime ? seconds(this.position, this.axis.unit) : `iteration ${Math.max(...now)}`;
+      : inTime ? seconds(this.position, this.axis.unit) : `iteration ${Math.max(...now) + 1}`;
     if (document.activeElement !== scrub || Number(scrub.value) !== this.position) scrub.value = this.position;
     scrub.setAttribute("aria-valuetext", where);
     setText(this.find("position"), where);
@@ -208,7 +208,7 @@ class Page {
     const place = i >= 0 ? engine.queue(i).indexOf(request) : -1;
     if (place >= 0) return `waiting, place ${place + 1} of the queue`;
     const gone = engine.events.find(([at, kind, who]) => who === request && at <= i && (kind === "finish" || kind === "abort"));
-    return gone ? `${gone[1] === "finish" ? "finished" : "aborted"} at iteration ${gone[0]}` : "not here";
+    return gone ? `${gone[1] === "finish" ? "finished" : "aborted"} in iteration ${gone[0] + 1}` : "not here";
   }
 
   destroy() {

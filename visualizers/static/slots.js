@@ -6,7 +6,7 @@ const slotTimeline = {
   saysDone: true,
   rows: (engine) => engine.slots,
   rowHeight: (engine) => Math.max(5, Math.min(24, Math.floor(400 / engine.slots))),
-  gutter: rowNames("slot"),
+  gutter: rowNames("batch slot"),
 
   paint(g, pen) {
     paintIdle(g, pen);
@@ -36,7 +36,7 @@ const slotTimeline = {
   },
 
   tip(player, engine, row, i) {
-    const run = engine.run(row, i), where = `iteration ${i}, batch slot ${row}`;
+    const run = engine.run(row, i), where = `iteration ${i + 1}, batch slot ${row}`;
     if (run) return runInWords(player, engine, run, i, where);
     const at = ([r, , first, end]) => r === row && first <= i && i < end;
     const held = engine.held.find(at), lost = engine.preempted.find(at);
@@ -77,7 +77,7 @@ function holdingInWords(engine, holding, i) {
     else joined.push([slot, past]);
   }
   const names = joined.slice(0, 6).map(([slot, past]) => (unit(past - 1) > unit(slot) ? `${unit(slot)} to ${unit(past - 1)}` : unit(slot)));
-  return `${plural(count, block === 1 ? "slot" : "block")} (${names.join(", ")}${joined.length > 6 ? ", …" : ""})`;
+  return `${plural(count, block === 1 ? "K/V slot" : "block")} (${names.join(", ")}${joined.length > 6 ? ", …" : ""})`;
 }
 
 function paintIdle(g, pen) {
@@ -150,7 +150,7 @@ function paintEvent(g, pen, [iteration, kind, request]) {
 // The legend beyond the phases: [text, painter of a swatch of 22 x 14 px, whether an engine has it (always, if left out)].
 const SLOT_LEGEND = [
   ["idle", (g, theme) => frame(g, theme.idle)],
-  ["preempted, row still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3]), (engine) => engine.preempted.length],
+  ["preempted, batch slot still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3]), (engine) => engine.preempted.length],
   ["in the batch, no budget left", (g, theme) => {
     frame(g, theme.idle);
     g.strokeStyle = theme.hues[0].edge;

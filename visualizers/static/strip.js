@@ -104,10 +104,14 @@ class Strip {
     const step = niceStep(60 / scale, inTime ? 1e-6 : 1);
     g.fillStyle = theme.dim;
     g.textAlign = "center";
-    for (let n = Math.ceil(from / step); n * step <= from + plot / scale; n++) {
-      const value = n * step, text = inTime ? seconds(value, step) : String(value);
-      const x = GUTTER + (value + (inTime ? 0 : 0.5) - from) * scale, half = g.measureText(text).width / 2;
-      if (value < axis.length && x + half < GUTTER + plot) g.fillText(text, Math.max(x, GUTTER + half), y);
+    const write = (at, text) => {
+      const x = GUTTER + (at - from) * scale, half = g.measureText(text).width / 2;
+      if (at >= from && at < axis.length && x + half < GUTTER + plot) g.fillText(text, Math.max(x, GUTTER + half), y);
+    };
+    if (!inTime && step > 1) write(0.5, "1"); // iterations are counted from 1, and number n lies at [n - 1, n)
+    for (let value = Math.max(inTime ? 0 : 1, Math.ceil(from / step)) * step; value <= from + plot / scale + 1; value += step) {
+      if (inTime) write(value, seconds(value, step));
+      else write(value - 0.5, String(value));
     }
   }
 
@@ -150,7 +154,7 @@ class Strip {
   }
 }
 
-// The names of rows: "slot 0", "1", "2" ..., and of the lanes above them.
+// The names of rows: "batch slot 0", "1", "2" ..., and of the lanes above them.
 const rowNames = (word) => (g, pen, rows) => {
   const every = Math.ceil(12 / pen.h);
   for (let row = 0; row < rows; row += every) {

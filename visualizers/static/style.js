@@ -1,6 +1,6 @@
 // Colours, hatching, words and small drawing tools.
 
-const GUTTER = 52; // px left of the cells, for the names of the rows
+const GUTTER = 72; // px left of the cells, for the names of the rows
 const LANES = 27, IN = 6, OUT = 19; // px above the cells, for the marks of events
 const TICKS = 18; // px below the cells, for the numbers of the iterations
 const FUTURE = 0.2, UNFOLLOWED = 0.2; // opacity

@@ -3,7 +3,7 @@
 import warnings
 
 WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and sharp on dense screens
-LEFT, SHARE = 0.07, 0.922  # of the width: where the cells begin, and how wide they are
+LEFT, SHARE = 0.085, 0.907  # of the width: where the cells begin, and how wide they are
 HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
 GRID, EDGE, DIM, INK, ACCENT = "#c3cad2", "#39424d", "#59636e", "#1b1f24", "#b3261e"
 PALE, MID, WASH, EDGED = 0.66, 0.4, 0.9, 0.3  # how far a hue is mixed with white, and with ink at an edge
@@ -108,11 +108,11 @@ def fit(name: str, inches: float, size: float) -> str:
 
 
 def iteration_ticks(axes, longest: int):
-    """Iteration n is the cell from n to n + 1, so its number stands below the middle."""
+    """Iteration n, counted from 1, is the cell from n - 1 to n, and its number stands below the middle."""
     from matplotlib.ticker import MaxNLocator
 
-    numbers = [int(n) for n in MaxNLocator(12, integer=True).tick_values(0, longest - 1) if 0 <= n < longest]
-    axes.set_xticks([n + 0.5 for n in numbers], [str(n) for n in numbers])
+    numbers = {1, *(int(n) for n in MaxNLocator(12, integer=True).tick_values(1, longest) if 1 <= n <= longest)}
+    axes.set_xticks([n - 0.5 for n in sorted(numbers)], [str(n) for n in sorted(numbers)])
 
 
 def halo(colour: str):

@@ -30,7 +30,7 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     axes.set_xticks([])
     axes.set_yticks([])
     if not batch.spans:
-        axes.text(0, 0.5, f"iteration {here}: nothing ran", fontsize=8, color=DIM, va="center")
+        axes.text(0, 0.5, f"iteration {here + 1}: nothing ran", fontsize=8, color=DIM, va="center")
         return
     across = batch.width or batch.size
     rows = batch.size // across
@@ -40,8 +40,8 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     for span in batch.spans:
         left, top = span.offset % across * unit, 0.22 + span.offset // across * row_height
         _draw_span(axes, data, span, left, top, unit, row_height)
-    shape = f"{rows} x {across}, {batch.padding} of it padding" if batch.width else f"cu_seqlens {_cu_seqlens(batch)}"
-    axes.text(0, 0.08, f"iteration {here}: {shape}", fontsize=7.5, color=DIM, va="center")
+    shape = f"{rows} x {across} rows, {batch.padding} of them padding" if batch.width else f"cu_seqlens {_cu_seqlens(batch)}"
+    axes.text(0, 0.08, f"iteration {here + 1}: {shape}", fontsize=7.5, color=DIM, va="center")
 
 
 def legend(data: dict) -> list[tuple]:

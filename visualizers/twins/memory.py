@@ -20,7 +20,7 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
         return
     axes.set(ylim=(memory.shown, -NOTE * memory.shown))
     axes.text(0, -NOTE / 2 * memory.shown, words(engine, here), fontsize=7.5, color=DIM, va="center")
-    axes.set_yticks([0, memory.shown], ["slot 0" if block == 1 else "block 0", str(memory.shown // block)])
+    axes.set_yticks([0, memory.shown], ["K/V slot 0" if block == 1 else "block 0", str(memory.shown // block)])
     outlined = MOST_THIN * (1 + NOTE) * memory.shown / (height(engine) * DPI)
     for number, (request, _, end, parts, _) in enumerate(memory.holdings):
         hue, place = hue_of(data, request), 0
@@ -58,8 +58,8 @@ def words(engine: dict, here: int) -> str:
         return ""
     size, shown = engine["num_slots"], MemoryMap(engine).figures(here)
     held, filled = (f"{100 * shown[key] / size:.0f} %" for key in ("held", "filled"))
-    text = f"iteration {here}: {held} of {size:,} slots held, {filled} filled"
-    return text + (f", {shown['lost']:,} free slots outside the largest hole" if engine["contiguous"] else "")
+    text = f"iteration {here + 1}: {held} of {size:,} K/V slots held, {filled} filled"
+    return text + (f", {shown['lost']:,} free K/V slots outside the largest hole" if engine["contiguous"] else "")
 
 
 def _shared(memory: MemoryMap, count: int) -> list:

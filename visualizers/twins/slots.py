@@ -32,7 +32,7 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     axes.set(ylim=(slots, 0))
     every = max(1, round(0.13 * slots / height(engine) + 0.49))
     rows = range(0, slots, every)
-    axes.set_yticks([row + 0.5 for row in rows], [f"slot {row}" if row == 0 else str(row) for row in rows])
+    axes.set_yticks([row + 0.5 for row in rows], [f"batch slot {row}" if row == 0 else str(row) for row in rows])
     axes.hlines(range(slots + 1), 0, count, color=GRID, linewidth=0.5, zorder=0)
     if longest <= MOST_CELLS:
         axes.vlines(range(count + 1), 0, slots, color=GRID, linewidth=0.5, zorder=0)
