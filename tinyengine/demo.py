@@ -15,16 +15,33 @@ from tinyengine.model.load import load_model
 from tinyengine.stages import STAGES
 from tinyengine.workload import Workload, workload
 
+# What a stage changes shows in one of them: who runs, the padding and the budget, the K/V memory.
+VIEWS = ("slots", "batch", "memory")
+COLUMNS = (
+    *("\nstage", "iter-\nations", "idle\nsteps", "padded\nrows", "K/V held\n/used"),
+    *("TTFT p50\nms", "TBT p99\nms", "\ntok/s", "\nexact"),
+)
+
 
 @dataclass
 class Scoreboard:
     workload: Workload
     device: str
+    model: str = "tiny"
     runs: list[StageRun] = field(default_factory=list)
 
     @property
     def all_exact(self) -> bool:
         return all(run.exact == len(run.outputs) for run in self.runs)
+
+    @property
+    def about(self) -> str:
+        load = self.workload
+        return (
+            f"{load.name}, seed {load.seed}: {len(load.items)} requests, {load.max_num_seqs} batch slots, "
+            f"{load.num_slots} K/V slots, on {self.device}. exact: outputs equal, token for token, to transformers "
+            "decoding each request alone."
+        )
 
     def to_json(self) -> dict:
         return {
@@ -37,7 +54,10 @@ class Scoreboard:
     def write_html(self, path: Path):
         from visualizers import compare  # imported here: the numbers alone need no picture
 
-        compare(**{run.stage: run.trace for run in self.runs}).to_html(path)
+        player = compare(views=VIEWS, **{run.stage: run.trace for run in self.runs})
+        title = f'tinyengine demo: workload "{self.workload.name}" on the model "{self.model}"'
+        table = [dict(zip(map(_heading, COLUMNS), _cells(run), strict=True)) for run in self.runs]
+        player.to_html(path, title, self.about, table)
 
 
 def run(name: str, stages: list[str] | None = None, seed: int = 0, model_name: str = "tiny") -> Scoreboard:
@@ -49,20 +69,15 @@ def run(name: str, stages: list[str] | None = None, seed: int = 0, model_name: s
     check_stages(stages or [])
     model = load_model(model_name)
     ladder = Ladder(load, model)
-    return Scoreboard(load, str(model.device), [ladder.run(stage) for stage in stages or STAGES])
+    return Scoreboard(load, str(model.device), model_name, [ladder.run(stage) for stage in stages or STAGES])
 
 
 def show(board: Scoreboard, console: Console | None = None):
     """Prints the answers and the scoreboard."""
     console = console or Console()
-    load = board.workload
     console.print(_answers(board.runs[-1].outputs))
     console.print(_table(board))
-    console.print(
-        f"{load.name}, seed {load.seed}: {len(load.items)} requests, {load.max_num_seqs} batch slots, "
-        f"{load.num_slots} K/V slots, on {board.device}. exact: outputs equal, token for token, to transformers "
-        "decoding each request alone."
-    )
+    console.print(board.about)
 
 
 def _answers(outputs: list[Output]) -> Table:
@@ -82,20 +97,29 @@ def _short(text: str, most: int = 48) -> Text:
 
 def _table(board: Scoreboard) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # narrow: it fits a terminal of 80 columns
-    columns = ("iter-\nations", "idle\nsteps", "padded\nrows", "K/V held\n/used", "TTFT p50\nms", "TBT p99\nms")
-    for column in ("\nstage", *columns, "\ntok/s", "\nexact"):
+    for column in COLUMNS:
         table.add_column(column, justify="left" if column == "\nstage" else "right", no_wrap=True)
     for run in board.runs:
-        m, row = run.metrics, run.row()
-        table.add_row(
-            run.stage,
-            number(m.iterations),
-            number(m.idle_slot_steps),
-            number(m.padded_rows),
-            f"{m.kv_reserved:.0%}/{m.kv_used:.0%}",
-            number(row["ttft_p50_ms"], 1),
-            number(row["tbt_p99_ms"], 1),
-            number(m.tokens_per_s),
-            f"{run.exact}/{len(run.outputs)}",
-        )
+        table.add_row(*_cells(run))
     return table
+
+
+def _cells(run: StageRun) -> tuple[str, ...]:
+    """A row of the scoreboard, as in COLUMNS."""
+    m, row = run.metrics, run.row()
+    return (
+        run.stage,
+        number(m.iterations),
+        number(m.idle_slot_steps),
+        number(m.padded_rows),
+        f"{m.kv_reserved:.0%}/{m.kv_used:.0%}",
+        number(row["ttft_p50_ms"], 1),
+        number(row["tbt_p99_ms"], 1),
+        number(m.tokens_per_s),
+        f"{run.exact}/{len(run.outputs)}",
+    )
+
+
+def _heading(column: str) -> str:
+    """A column's name on one line."""
+    return column.replace("-\n", "").replace("\n/", " / ").replace("\n", " ").strip()

@@ -128,6 +128,10 @@ class Trace:
         self._holders: dict[str, None] = {}  # who held memory in the newest iteration and has not ended since
         self._reached: dict[str, int] = {}  # how far each of the unfinished was ever computed
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.requests)} requests, {len(self.iterations)} iterations"
+        return f"<Trace {self.stage or 'of no stage'}: {counts}>"
+
     def phase(self, span: Span) -> str:
         """What it is called: "recompute" (begins with tokens that a preemption lost), "decode" (past the prompt),
         "prefill" (the whole prompt at once), or "chunk" (a part of it, also the part that the prefix cache left)."""

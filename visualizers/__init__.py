@@ -8,8 +8,8 @@ views, of both: what is shown at first, any of
     "slots"     who is in which batch slot        "batch"     rows of each iteration by kind, and its duration
     "requests"  each request's wait and life      "memory"    who holds which part of the K/V arena
     "text"      the outputs as they grow          "flat"      one iteration's stream of tokens, and its masks
-iteration, of both: where the playhead stands at first, at the end if None. expected, of both: a Trace, or token ids by
-request id; the first token that differs from them is marked.
+iteration, of both: where the playhead stands at first, counted from 1 as in the picture; at the end if None. expected,
+of both: a Trace, or token ids by request id; the first token that differs from them is marked.
 """
 
 from tinyengine.trace import Trace
@@ -24,8 +24,14 @@ def show(trace: Trace, **options) -> Player:
     return Player({getattr(trace, "stage", "") or "engine": trace}, **options)
 
 
-def compare(*, views=("slots",), iteration=None, expected=None, **traces: Trace) -> Player:
-    """Up to six engines, named by keyword, one above the other under one playhead."""
+def compare(*unnamed, views=("slots",), iteration=None, expected=None, **traces: Trace) -> Player:
+    """Up to six engines, named by keyword, one above the other under one playhead. Raises TypeError for one without a
+    name."""
+    if unnamed:
+        raise TypeError(
+            f"compare got a {type(unnamed[0]).__name__} without a name: write compare(static=a, orca=b), "
+            "or show(trace) for one trace"
+        )
     return Player(traces, views, iteration, expected)
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tinyengine.trace import Event, Holding, Iteration, Trace
 
@@ -17,7 +18,16 @@ def label(request_id: str) -> str:
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
 
 
-Stall = tuple[int, int, float, list[str]]  # iterations of a token and of its next one, times the usual gap, request ids
+@dataclass
+class Stall:
+    """A gap between two tokens that was long, and why. first, end: iterations of the two tokens. times: gap / usual
+    gap. cause: in words, or "" where more than was promised passed without one in the trace."""
+
+    first: int
+    end: int
+    times: float
+    cause: str
+    request_ids: list[str]
 
 
 def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]], stalls: list[Stall]) -> list[str]:
@@ -26,7 +36,7 @@ def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]], sta
     for event in trace.events:
         events[event.iteration, event.kind].append(event)
     for stall in stalls:
-        late[stall[1]].append(stall)
+        late[stall.end].append(stall)
     return [
         f"iteration {number + 1}: " + _sentence(trace, number, iteration, entered[number], events, late[number])
         for number, iteration in enumerate(trace.iterations)
@@ -41,13 +51,17 @@ def _sentence(trace: Trace, number: int, iteration: Iteration, entered: dict, ev
         _list(f"{label(event.request_id)} preempted" for event in events[number, "preempt"]),
         _list(_entry(request_id, *place, cached.get(request_id, 0)) for request_id, place in entered.items()),
         _work(trace, iteration),
-        *(f"{_list(map(label, ids))} stalled ({times:g} times the usual gap)" for _, _, times, ids in late),
+        *map(_stall, late),
         _list(_ending(event, held.get(event.request_id), trace) for event in events[number, "finish"]),
         _list(f"{label(event.request_id)} aborted" for event in events[number, "abort"]),
         f"{iteration.padding} padding {plural('row', iteration.padding)}" if iteration.padding else "",
         f"{len(iteration.waiting)} waiting" if iteration.waiting else "",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _stall(stall: Stall) -> str:
+    return f"{_list(map(label, stall.request_ids))} stalled{stall.cause} ({stall.times:g} times the usual gap)"
 
 
 def _list(phrases: Iterable[str]) -> str:

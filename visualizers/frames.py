@@ -17,7 +17,7 @@ What is sent, and nothing else is drawn:
         "waiting": [[iteration, gone, come], ...],       who waited, in queue order, likewise
         "events": [[iteration, kind, request, detail, cached], ...],
         "stalls": [[first, end, times, [request, ...]], ...],  from a token in `first` to the next one in `end`, that is
-                                                         `times` the usual gap
+                                                         `times` the usual gap, for a cause that the caption names
         "records": {request: [prompt tokens, max_tokens, arrival, priority, ttft target, tbt target, prompt text]},
         "pieces": {request: [index into texts of each emitted token]},
         "diverged": {request: [index, token, text]},     the first token other than expected, and what was expected
@@ -39,7 +39,7 @@ from itertools import chain, pairwise
 from statistics import median
 
 from tinyengine.trace import RequestRecord, Trace
-from visualizers.captions import Stall, captions, label
+from visualizers.captions import Stall, captions, counted, label
 from visualizers.figures import axis_top, composition
 from visualizers.memory_map import holdings
 from visualizers.rows import Rows
@@ -114,7 +114,7 @@ def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int
         "batch": _changes([[index[span.request_id] for span in i.spans] for i in trace.iterations]),
         "waiting": _changes([[index[request_id] for request_id in i.waiting] for i in trace.iterations]),
         "events": [[e.iteration, e.kind, index[e.request_id], e.detail, e.cached] for e in trace.events],
-        "stalls": [[first, end, times, [index[who] for who in ids]] for first, end, times, ids in stalls],
+        "stalls": [[each.first, each.end, each.times, [index[who] for who in each.request_ids]] for each in stalls],
         "records": {index[record.request_id]: _record(record) for record in trace.requests.values()},
         "pieces": pieces,
         "diverged": {index[key]: place for key, place in _diverged(trace, expected).items()},
@@ -195,15 +195,37 @@ def _gaps(trace: Trace) -> list[tuple[str, int, int, float]]:
 
 
 def _stalls(trace: Trace, gaps: list[tuple[str, int, int, float]]) -> list[Stall]:
-    """Gaps longer than was promised, or, without a promise, than STALL times the median gap."""
+    """Gaps longer than was promised, or, without a promise, longer than STALL times the median gap for a cause that
+    the trace shows: a long gap without one is the machine's."""
     usual = median([gap for *_, gap in gaps] or [0.0])
-    stalls: dict[tuple[int, int], Stall] = {}
+    stalls: dict[tuple[int, int, str], Stall] = {}
     for request_id, first, end, gap in gaps:
         promised = trace.requests[request_id].tbt_target
-        if gap > (STALL * usual if promised is None else promised):
+        if gap <= (STALL * usual if promised is None else promised):
+            continue
+        cause = _cause(trace, request_id, first, end)
+        if cause or promised is not None:
             times = round(gap / usual, 1) if usual else 0.0
-            stalls.setdefault((first, end), (first, end, times, []))[3].append(request_id)
-    return sorted(stalls.values(), key=lambda stall: stall[1])
+            stalls.setdefault((first, end, cause), Stall(first, end, times, cause, [])).request_ids.append(request_id)
+    return sorted(stalls.values(), key=lambda stall: stall.end)
+
+
+def _cause(trace: Trace, request_id: str, first: int, end: int) -> str:
+    """What a request waited for between its tokens of two iterations: its turn, or others' prompts."""
+    between = trace.iterations[first + 1 : end + 1]
+    missed = sum(all(span.request_id != request_id for span in iteration.spans) for iteration in between)
+    if missed:
+        return f", not run for {counted(missed, 'iteration')}"
+    others = [
+        (span.request_id, trace.phase(span))
+        for iteration in between
+        for span in iteration.spans
+        if span.request_id != request_id and trace.phase(span) != "decode"
+    ]
+    if not others:
+        return ""
+    (who, phase), *more = dict.fromkeys(others)
+    return f" behind {label(who)}'s {phase}" + (f" and {len(more)} more" if more else "")
 
 
 def _diverged(trace: Trace, expected: Expected | None) -> dict[str, list]:

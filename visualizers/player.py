@@ -2,7 +2,7 @@
 
 import base64
 import gzip
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import inf
 from numbers import Integral, Real
@@ -32,7 +32,7 @@ PAGE = """<!doctype html>
 </style>
 </head>
 <body class="te-page">
-<main id="player"></main>
+{head}<main id="player"></main>
 <script type="text/plain" id="data">{data}</script>
 <script type="module">
 {script}
@@ -43,11 +43,32 @@ mount(document.getElementById("player"), await unpacked(document.getElementById(
 """
 
 
+def writable(path: str | Path) -> Path:
+    """The path of a file that can be made. Raises ValueError where it is a folder, or in a folder that is not there."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"path is {str(path)!r}, but that is a folder: give the path of a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"path is {str(path)!r}, but there is no folder {str(path.parent)!r}: make it first")
+    return path
+
+
+def _head(title: str, about: str, table: Sequence[Mapping[str, str]]) -> str:
+    parts = [f"<h1>{escape(title)}</h1>"] if title else []
+    if about:
+        parts.append(f"<p>{escape(about)}</p>")
+    if table:
+        columns = "".join(f"<th>{escape(name)}</th>" for name in table[0])
+        rows = ("".join(f"<td>{escape(text)}</td>" for text in row.values()) for row in table)
+        parts.append(f"<table><tr>{columns}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>")
+    return f"<header>{''.join(parts)}</header>\n" if parts else ""
+
+
 class Player:
     """A picture of one to six traces.
 
-    views: what is shown at first, of VIEWS; each has a button. iteration: where the playhead is at first (None: at the
-    end). expected: what each request's tokens should be, to mark the first wrong one.
+    views: what is shown at first, of VIEWS; each has a button. iteration: where the playhead is at first, counted from
+    1 as in the picture (None: at the end). expected: what each request's tokens should be, to mark the first wrong one.
     Raises ValueError for another number of traces, an unknown view, an iteration that is not there or an expected
     request that no trace has, TypeError for what is no Trace.
     """
@@ -72,9 +93,9 @@ class Player:
         frames.check(traces, expected)
         if iteration is not None and not isinstance(iteration, Integral):
             raise ValueError(f"iteration is {iteration!r}, but the number of an iteration, an int, is needed")
-        if iteration is not None and not 0 <= iteration < longest:
-            raise ValueError(f"iteration is {iteration!r}, but the traces have iterations 0 to {longest - 1}")
-        self._start = {"views": views, "iteration": iteration if iteration is None else int(iteration)}
+        if iteration is not None and not 1 <= iteration <= longest:
+            raise ValueError(f"iteration is {iteration!r}, but the traces have iterations 1 to {longest}")
+        self._start = {"views": views, "iteration": iteration if iteration is None else int(iteration) - 1}
         self.load(traces, expected)
 
     def load(self, traces: dict[str, Trace], expected: frames.Expected | None = None):
@@ -85,15 +106,21 @@ class Player:
         """The data as the widget and the page get it."""
         return frames.to_json(self.data)
 
-    def to_html(self, path: str | Path) -> Path:
-        """Write the interactive picture as one file that needs no kernel and no network."""
+    def to_html(
+        self, path: str | Path, title: str = "", about: str = "", table: Sequence[Mapping[str, str]] = ()
+    ) -> Path:
+        """Write the interactive picture as one file that needs no kernel and no network.
+
+        title, about, table: what stands above it: a heading, a line of text, and rows of {column: text}.
+        """
         page = PAGE.format(
-            title=escape(f"tinyengine: {self._names}"),
+            title=escape(title or f"tinyengine: {self._names}"),
+            head=_head(title, about, table),
             css=STYLE,
             data=base64.b64encode(gzip.compress(self.text().encode("ascii"), mtime=0)).decode("ascii"),
             script=SCRIPT,
         )
-        path = Path(path)
+        path = writable(path)
         path.write_text(page, encoding="utf-8")
         return path
 
@@ -103,7 +130,7 @@ class Player:
 
         png = draw(self.data)
         if path is not None:
-            Path(path).write_bytes(png)
+            writable(path).write_bytes(png)
         return png
 
     def to_gif(self, path: str | Path, fps: float = 6, most_frames: int = 120) -> Path:
@@ -112,7 +139,7 @@ class Player:
 
         if not (isinstance(fps, Real) and isinstance(most_frames, Integral) and 0 < fps < inf and most_frames > 0):
             raise ValueError(f"fps is {fps!r} and most_frames {most_frames!r}, but both must be numbers above 0")
-        return write_gif(path, self.data, fps, most_frames)
+        return write_gif(writable(path), self.data, fps, most_frames)
 
     @property
     def widget(self):

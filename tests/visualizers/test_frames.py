@@ -90,20 +90,20 @@ def test_a_preempted_row_is_outlined_only_until_another_request_runs_there():
 def test_captions_are_plain_words():
     engine = engine_of(CHUNKS)
     assert engine["captions"][1] == (
-        "iteration 1: r1 admitted into batch slot 1; 1 chunk (2 tokens), 1 prefill (2 tokens); 1 waiting"
+        "iteration 2: r1 admitted into batch slot 1; 1 chunk (2 tokens), 1 prefill (2 tokens); 1 waiting"
     )
-    assert engine["captions"][3] == "iteration 3: 2 decodes; r0 finished (length); 2 padding rows"
-    assert engine["captions"][4] == "iteration 4: r1 preempted; 1 chunk (2 tokens); 1 waiting"
+    assert engine["captions"][3] == "iteration 4: 2 decodes; r0 finished (length); 2 padding rows"
+    assert engine["captions"][4] == "iteration 5: r1 preempted; 1 chunk (2 tokens); 1 waiting"
     assert engine["captions"][5] == (
-        "iteration 5: r1 admitted into r0's batch slot; 1 recompute (4 tokens), 1 decode; "
-        "r1 stalled (4 times the usual gap); r1 finished (length); r2 aborted"
+        "iteration 6: r1 admitted into r0's batch slot; 1 recompute (4 tokens), 1 decode; "
+        "r1 stalled, not run for 1 iteration (4 times the usual gap); r1 finished (length); r2 aborted"
     )
 
 
 def test_many_names_are_counted():
     engine = engine_of(run(Static, sized(*[(1, 1)] * 5), 5))
     assert "r0 admitted into batch slot 0, r1 admitted into batch slot 1 and 3 more" in engine["captions"][0]
-    ended = "r0 finished (length, gives back 2 slots), r1 finished (length, gives back 2 slots) and 3 more"
+    ended = "r0 finished (length, gives back 2 K/V slots), r1 finished (length, gives back 2 K/V slots) and 3 more"
     assert ended in engine["captions"][0]
 
 

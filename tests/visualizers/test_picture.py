@@ -36,14 +36,15 @@ def test_it_is_as_wide_as_github_shows_it_and_stacks_engines():
 
 def test_the_title_carries_the_figures():
     static, orca = compare(static=run(Static, requests()), orca=run(Orca, requests())).data["engines"]
-    assert picture.title(static) == "static: 56 iterations, 79 % slot use, 48 idle slot-steps, 68 padding rows"
-    assert picture.title(orca) == "orca: 51 iterations, 86 % slot use, 28 idle slot-steps, 152 padding rows"
+    busy = "% of batch slots busy"
+    assert picture.title(static) == f"static: 56 iterations, 79 {busy}, 48 idle slot-steps, 68 padding rows"
+    assert picture.title(orca) == f"orca: 51 iterations, 86 {busy}, 28 idle slot-steps, 152 padding rows"
 
 
 def test_one_of_a_thing_is_not_plural():
     player = show(run(Orca, sized((1, 1)), 2))
     title = picture.title(player.data["engines"][0])
-    assert title == "orca: 1 iteration, 50 % slot use, 1 idle slot-step, 0 padding rows"
+    assert title == "orca: 1 iteration, 50 % of batch slots busy, 1 idle slot-step, 0 padding rows"
     assert repr(player) == "Player(orca: 1 iteration)"
 
 
@@ -72,7 +73,7 @@ def test_every_view_has_a_twin_that_is_drawn(view):
     trace = busy(1, 12) if view == "memory" else run(Orca, requests(9, 9, 9), 3, Slots(60))
     nothing, start, later = (
         show(one, views=[view], iteration=number).to_png()
-        for one, number in ((Trace("", 3), None), (trace, 0), (trace, 7))
+        for one, number in ((Trace("", 3), None), (trace, 1), (trace, 8))
     )
     assert start != later  # the playhead is drawn
     assert coloured(later) > coloured(nothing) + 500
@@ -86,10 +87,8 @@ def coloured(png: bytes) -> int:
 def test_a_wrong_view_or_iteration_is_refused_with_a_sentence():
     with pytest.raises(ValueError, match=r"views is \['maps'\], but the views are slots, batch"):
         show(CHUNKS, views="maps")
-    with pytest.raises(ValueError, match="iteration is 6, but the traces have iterations 0 to 5"):
-        show(CHUNKS, iteration=6)
-
-
+    with pytest.raises(ValueError, match="iteration is 7, but the traces have iterations 1 to 6"):
+        show(CHUNKS, iteration=7)
     with pytest.raises(ValueError, match="iteration is '3', but the number of an iteration"):
         show(CHUNKS, iteration="3")
 
@@ -110,7 +109,7 @@ def test_expected_tokens_of_no_request_are_refused_with_a_sentence(expected, sen
 def text_parts(expected: dict, iteration: int | None = None) -> list[tuple]:
     data = show(CHUNKS, views="text", expected=expected, iteration=iteration).data
     engine = data["engines"][0]
-    return [text._parts(engine, data, life, 5 if iteration is None else iteration) for life in lives(engine)]
+    return [text._parts(engine, data, life, 5 if iteration is None else iteration - 1) for life in lives(engine)]
 
 
 def test_the_text_is_red_from_the_first_wrong_token_or_the_missing_one():
@@ -118,9 +117,9 @@ def test_the_text_is_red_from_the_first_wrong_token_or_the_missing_one():
     assert text_parts({"r0": [1]})[0] == ("", " Paris</script>.")
     assert text_parts({"r0": [70, 1]})[0] == (" Paris", "</script>.")
     assert text_parts({"r0": [70, 72, 74, 75]})[0] == (" Paris</script>.", " (more tokens expected)")
-    assert text_parts({"r0": [70, 72, 74, 75]}, 2)[0] == (" Paris</script>", "")
+    assert text_parts({"r0": [70, 72, 74, 75]}, 3)[0] == (" Paris</script>", "")
     assert text_parts({"r0": [70, 72, 74]})[0] == (" Paris</script>.", "")
-    for iteration, listed in ((0, False), (1, True)):
+    for iteration, listed in ((1, False), (2, True)):
         data = show(CHUNKS, views="text", expected={"r0": [1]}, iteration=iteration).data
         assert any(words == name for name, _ in text.legend(data)) == listed
 
@@ -145,8 +144,8 @@ def test_the_legend_lists_what_is_drawn_and_nothing_else():
     assert legend_words(full, "requests") == ["prefill", "first token"]
     assert legend_words(full, "batch") == ["prefill", "duration"]
     assert legend_words(full, "flat") == ["prefill", "row whose logits are needed"]
-    assert legend_words(CHUNKS, "flat", 0) == ["chunk"]
-    assert legend_words(CHUNKS, "flat", 3) == ["decode", "padding", "row whose logits are needed"]
+    assert legend_words(CHUNKS, "flat", 1) == ["chunk"]
+    assert legend_words(CHUNKS, "flat", 4) == ["decode", "padding", "row whose logits are needed"]
     assert legend_words(CHUNKS, "memory") == []
     assert "idle" in legend_words(CHUNKS, "slots") and "token budget" in legend_words(CHUNKS, "batch")
     assert {"waiting", "longest gap between two tokens"} < set(legend_words(CHUNKS, "requests"))
@@ -204,7 +203,7 @@ def test_thin_blocks_have_no_outline():
 def test_memory_in_words_has_one_style_of_number():
     trace = run(Orca, sized((1310, 2)), 1, Slots(131072))
     words = memory.words(show(trace).data["engines"][0], 0)
-    assert words.startswith("iteration 0: 1 % of 131,072 slots held, 1 % filled")
+    assert words.startswith("iteration 1: 1 % of 131,072 K/V slots held, 1 % filled")
 
 
 def test_drawing_leaves_pyplot_alone():

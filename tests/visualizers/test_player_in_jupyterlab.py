@@ -107,9 +107,9 @@ def notebook(lab, browser):
     write_notebook(folder / "look.ipynb", CELL)
     page = run_all(browser, f"{address}/tree/look.ipynb?reset")
     page.locator(".te-player canvas").first.wait_for()
-    page.get_by_text("iteration 50:").first.wait_for()  # orca's last: the whole run is drawn before anybody plays it
+    page.get_by_text("iteration 51:").first.wait_for()  # orca's last: the whole run is drawn before anybody plays it
     page.get_by_test_id("scrub").press("Home")
-    page.get_by_text("iteration 0:").first.wait_for()
+    page.get_by_text("iteration 1:").first.wait_for()
     yield page
     page.close()
 
@@ -144,7 +144,7 @@ def test_the_first_picture_has_the_colours_of_the_page(notebook):
 def test_play_moves_the_picture_and_keys_stay_in_the_widget(notebook):
     before = picture(notebook)
     notebook.locator('[data-act="play"]').click()
-    notebook.get_by_test_id("position").get_by_text("iteration 3").wait_for()
+    notebook.get_by_test_id("position").get_by_text("iteration 4").wait_for()
     notebook.locator('[data-act="play"]').click()
     assert picture(notebook) != before
 
@@ -153,7 +153,7 @@ def test_play_moves_the_picture_and_keys_stay_in_the_widget(notebook):
     for key in ("b", "a", "d", "d", "Home", "ArrowRight"):
         notebook.keyboard.press(key)
     assert notebook.locator(".jp-Notebook .jp-Cell").count() == cells
-    notebook.get_by_test_id("position").get_by_text("iteration 1", exact=True).wait_for()
+    notebook.get_by_test_id("position").get_by_text("iteration 2", exact=True).wait_for()
 
 
 def test_it_follows_the_theme_of_jupyterlab(notebook):
@@ -178,10 +178,10 @@ def test_the_stored_output_carries_the_png_beside_the_widget(notebook, lab):
 def test_a_reopened_notebook_shows_its_widget_again(notebook):
     """The page is closed and opened while the kernel lives on."""
     notebook.evaluate("jupyterapp.commands.execute('docmanager:save')")
-    notebook.get_by_test_id("position").get_by_text("iteration 0").wait_for()
+    notebook.get_by_test_id("position").get_by_text("iteration 1").wait_for()
     notebook.goto(notebook.url.replace("?reset", ""))
     notebook.locator(".te-player canvas").first.wait_for()
-    notebook.get_by_text("iteration 50:").first.wait_for()
+    notebook.get_by_text("iteration 51:").first.wait_for()
     before = picture(notebook)
     notebook.locator('[data-act="back"]').click()
     notebook.wait_for_timeout(100)
@@ -219,7 +219,7 @@ def test_an_engine_is_watched_while_it_runs_and_paused_by_the_button(lab, browse
     page.wait_for_timeout(600)
     assert (seen(), picture(page)) == (stood, drawn)
     button.click()
-    page.get_by_text("50 of 50").wait_for()
+    page.get_by_text("51 of 51").wait_for()
     button.wait_for(state="hidden")
     page.wait_for_timeout(100)
     opaque = page.locator(".te-player").evaluate(

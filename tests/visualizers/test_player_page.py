@@ -16,6 +16,7 @@ from visualizers.figures import figures as at_playhead
 from visualizers.memory_map import MemoryMap
 
 pytestmark = pytest.mark.browser
+GUTTER = 72  # px left of the cells, as in style.js
 
 # The colour in the middle of each cell, by "row,iteration", found through the widget's own answer to "what is here?".
 CELL_COLOURS = """root => {
@@ -72,7 +73,7 @@ def picture(page, number=0):
 
 def position(page) -> int:
     settle(page)
-    return int(page.get_by_test_id("position").inner_text().removeprefix("iteration "))
+    return int(page.get_by_test_id("position").inner_text().removeprefix("iteration ")) - 1  # shown from 1 on
 
 
 def press(page, name):
@@ -102,7 +103,7 @@ def test_play_moves_picture_and_readout_of_both_engines_until_pause(open_page, t
     page = open_page(two)
     before = [picture(page, 0), picture(page, 1)]
     press(page, "play")
-    page.wait_for_function("document.querySelector('[data-testid=position]').textContent === 'iteration 4'")
+    page.wait_for_function("document.querySelector('[data-testid=position]').textContent === 'iteration 5'")
     assert page.locator('[data-act="play"]').get_attribute("aria-label") == "Pause (Space)"
     press(page, "play")
     assert position(page) >= 4
@@ -146,7 +147,7 @@ def test_step_and_scrub(open_page, two):
     assert position(page) == 0
     scrub(page, 30)
     assert position(page) == 30 and picture(page) != first
-    assert page.get_by_test_id("scrub").get_attribute("aria-valuetext") == "iteration 30"
+    assert page.get_by_test_id("scrub").get_attribute("aria-valuetext") == "iteration 31"
 
 
 @pytest.mark.parametrize("target", ["root", "range", "button"])
@@ -191,7 +192,7 @@ def test_follow_by_list_and_by_click(open_page, two):
     assert notes.nth(0).inner_text() == "following r4: waiting, place 1 of the queue"
     press(page, "next")
     assert position(page) == 6  # orca admits r4 there
-    assert "following r4: prefill, iteration 6, batch slot 1" in notes.nth(1).inner_text()
+    assert "following r4: prefill, iteration 7, batch slot 1" in notes.nth(1).inner_text()
     scrub(page, 0)
     page.locator(".te-player").press("Escape")
     assert picture(page) == plain and notes.nth(0).inner_text() == ""
@@ -213,7 +214,7 @@ def test_the_readouts_are_the_figures_of_the_trace(open_page, two):
             figures, row = at_playhead(engine, here), page.locator("tr[data-engine]").nth(number)
             shown = {name: row.get_by_test_id(name).inner_text() for name in ("iteration", "running", *names)}
             assert shown == {name: str(figures[key]) for name, key in names.items()} | {
-                "iteration": f"{here} of {len(engine['time']) - 1}",
+                "iteration": f"{here + 1} of {len(engine['time'])}",
                 "running": f"{figures['running']} of {engine['slots']}",
             }
             assert page.get_by_test_id("caption").nth(number).inner_text() == engine["captions"][here]
@@ -249,14 +250,14 @@ def test_the_tooltip_tells_a_cell(open_page):
     page = open_page(show(CHUNKS))
     tip, canvas = page.locator(".te-tip"), page.locator(".te-engine canvas")
     expected = {
-        (0, 2): ["r0: decode", "iteration 2, batch slot 0", "1 token, position 6", 'emitted token 72 "</script>"'],
-        (2, 2): ["r2: chunk", "iteration 2, batch slot 2", "2 tokens, positions 0 to 1", "emitted no token"],
-        (2, 3): ["r2: in the batch, but no tokens of the budget were left", "iteration 3, batch slot 2"],
-        (1, 4): ["idle; r1 was preempted", "iteration 4, batch slot 1"],
-        (1, 0): ["idle", "iteration 0, batch slot 1"],
+        (0, 2): ["r0: decode", "iteration 3, batch slot 0", "1 token, position 6", 'emitted token 72 "</script>"'],
+        (2, 2): ["r2: chunk", "iteration 3, batch slot 2", "2 tokens, positions 0 to 1", "emitted no token"],
+        (2, 3): ["r2: in the batch, but no tokens of the budget were left", "iteration 4, batch slot 2"],
+        (1, 4): ["idle; r1 was preempted", "iteration 5, batch slot 1"],
+        (1, 0): ["idle", "iteration 1, batch slot 1"],
     }
     for (row, i), lines in expected.items():
-        canvas.hover(position={"x": 52 + 96 * i + 40, "y": 27 + 24 * row + 12})
+        canvas.hover(position={"x": GUTTER + 96 * i + 40, "y": 27 + 24 * row + 12})
         assert tip.locator("div").all_inner_texts() == lines
     page.mouse.move(5, 5)
     assert tip.is_hidden()
@@ -270,11 +271,11 @@ def test_the_clock_of_seconds(open_page, two):
     settle(page)
     assert picture(page) != by_iteration
     assert page.get_by_test_id("position").inner_text().endswith(" ms")
-    assert page.get_by_test_id("iteration").nth(0).inner_text() == "30 of 55"
+    assert page.get_by_test_id("iteration").nth(0).inner_text() == "31 of 56"
     engine = two.data["engines"][1]
     now = two.data["engines"][0]["time"][30]
     here = max(i for i, time in enumerate(engine["time"]) if time <= now)
-    assert page.get_by_test_id("iteration").nth(1).inner_text() == f"{here} of 50"
+    assert page.get_by_test_id("iteration").nth(1).inner_text() == f"{here + 1} of 51"
 
 
 def test_zoom_scrolls_the_window_with_the_playhead(open_page, two):
@@ -369,7 +370,7 @@ def test_batch_bars_are_as_high_as_the_batch(open_page):
     page, rows = open_page(player, rewind=False), composition(player.data["engines"][0])
     most = max(max(map(sum, rows)), *player.data["engines"][0]["budget"])
     for number, row in enumerate(rows):
-        above = column(page, "batch", 52 + 96 * number + 40)[8 + 95 :: -1]  # from the base line up
+        above = column(page, "batch", GUTTER + 96 * number + 40)[8 + 95 :: -1]  # from the base line up
         drawn = next(n for n, opaque in enumerate([*above, 0]) if opaque < 200)
         budget = 96 * player.data["engines"][0]["budget"][number] / most  # its line may lie on the bar
         assert abs(drawn - 96 * sum(row) / most) < 2.5 or abs(drawn - budget) < 2.5
@@ -391,14 +392,14 @@ def test_memory_in_numbers_and_in_colour(open_page, trace):
         seek(page, number)
         figures, size = memory.figures(number), engine["num_slots"]
         text = page.get_by_test_id("memory").inner_text()
-        assert text.startswith(f"held {figures['held']} of {size} slots") and f"filled {figures['filled']} (" in text
-        assert (f"{figures['lost']} free slot" in text) == engine["contiguous"]
+        assert f" {figures['held']} of {size} K/V slots (" in text and f"filled {figures['filled']} (" in text
+        assert (f"{figures['lost']} free K/V slot" in text) == engine["contiguous"]
     # every address of the strip, in the last iteration that was looked at: coloured if and only if it is held
     held = {slot for holding in memory.at(number).values() for part in holding.ranges for slot in range(*part)}
     height = 170 / memory.shown
     x = page.evaluate(
         """number => { const {strips: [strip]} = document.querySelector(".te-player").player;
-                      for (let x = 52; ; x++) if (strip.hit(x, 50)?.i === number) return x + 2; }""",
+                      for (let x = 72; ; x++) if (strip.hit(x, 50)?.i === number) return x + 2; }""",
         number,
     )
     block, opaque = engine["block_size"], column(page, "memory", x)
@@ -412,10 +413,10 @@ def test_requests_tell_ttft_and_the_longest_gap(open_page):
     canvas, lives_ = page.locator(".te-view canvas"), lives(player.data["engines"][0])
     ids = [name for name, _ in player.data["requests"]]
     for row, life in enumerate(lives_):
-        canvas.hover(position={"x": 60, "y": 6 + 18 * row + 9})
+        canvas.hover(position={"x": GUTTER + 8, "y": 6 + 18 * row + 9})
         lines, moments = page.locator(".te-tip div").all_inner_texts(), measured[ids[life.request]]
         ttft = moments[0] - BUSY.requests[ids[life.request]].arrival
-        assert f"{float(f'{ttft * 1e3:.3g}'):g} ms (TTFT), in iteration {life.first}" in lines[2]
+        assert f"{float(f'{ttft * 1e3:.3g}'):g} ms (TTFT), in iteration {life.first + 1}" in lines[2]
         if len(set(moments)) > 1:
             gap = max(later - sooner for sooner, later in pairwise(moments))
             assert f"longest gap (TBT) {float(f'{gap * 1e3:.3g}'):g} ms" in lines[3]
@@ -473,10 +474,10 @@ def numbers(text: str) -> list[int]:
 
 def test_a_padded_batch_is_drawn_as_a_rectangle(open_page):
     page = open_page(show(run(Static, sized((2, 4), (6, 4), (3, 1))), views=["flat"]))
-    assert page.get_by_test_id("rows").inner_text() == "3 x 6, of which 7 positions padding"
+    assert page.get_by_test_id("rows").inner_text() == "3 x 6 = 18, 7 of them padding"
     assert page.get_by_test_id("last rows").inner_text() == "1, 11, 14"
     seek(page, 2)
-    assert page.get_by_test_id("rows").inner_text() == "3 x 1, of which 1 position padding"
+    assert page.get_by_test_id("rows").inner_text() == "3 x 1 = 3, 1 of them padding"
 
 
 @pytest.mark.parametrize("kind", ["admit", "finish abort", "preempt", "stall"])
@@ -499,7 +500,7 @@ def test_jump_to_one_kind_of_event(open_page, kind):
 
 
 def test_following_dims_the_others_in_every_view(open_page):
-    page = open_page(show(BUSY, views=ALL, iteration=12), rewind=False)
+    page = open_page(show(BUSY, views=ALL, iteration=13), rewind=False)
     before = {
         view: look(page.locator(f'.te-view[data-view="{view}"]'))[1] for view in ALL if view not in ("batch", "text")
     }

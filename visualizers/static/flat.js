@@ -1,6 +1,12 @@
 // One iteration's batch as the model gets it: a stream of tokens cut into spans (or a rectangle, where rows are padded),
 // with the integers that attention needs, and what each request's tokens may look at.
 
+// What the integers mean, for whoever points at them.
+const ROWS_ARE = "rows x columns of the rectangle: a row for each batch slot, as wide as the longest span; the rest is padding";
+const CU_SEQLENS_ARE = "cumulative sequence lengths: where each request's rows begin in the stream, and where the last one's end";
+const POSITIONS_ARE = "the place of each row's token in its own request, from 0 on";
+const SLOT_MAPPING_IS = "the K/V slot that each row's key and value are written to";
+const LAST_ROWS_ARE = "the rows whose logits are sampled: the last one of each request that is due a token";
 const STREAM = 22, MASK = 76, MOST_ROWS = 10; // px; rows of a rectangle
 
 // The batch of iteration i: {spans: [{request, start, size, draft, due, offset, run}], size, width}. `width` is that of
@@ -51,11 +57,11 @@ const flatBatch = {
     for (const { request, start, size } of spans) for (let p = start; p < start + size; p++) slots.push([holdings.get(request)?.slot(p) ?? null, 1]);
     const last = spans.filter((span) => span.due).map((span) => [span.offset + span.size - span.draft - 1, span.draft + 1]);
     const where = width ? ["rows", `${size / width} x ${width} = ${size}, ${padding} of them padding`, ROWS_ARE]
-      : ["cu_seqlens", listed([...spans.map((span) => [span.offset, 1]), [size, 1]], false)];
+      : ["cu_seqlens", listed([...spans.map((span) => [span.offset, 1]), [size, 1]], false), CU_SEQLENS_ARE];
     return [
-      where, ["positions", listed(positions)],
-      ...(slots.some(([slot]) => slot === null) ? [] : [["slot_mapping", listed(slots)]]),
-      ["last rows", listed(last, false) || "none: no token is due"],
+      where, ["positions", listed(positions), POSITIONS_ARE],
+      ...(slots.some(([slot]) => slot === null) ? [] : [["slot_mapping", listed(slots), SLOT_MAPPING_IS]]),
+      ["last rows", listed(last, false) || "none: no token is due", LAST_ROWS_ARE],
     ];
   },
 

@@ -28,10 +28,11 @@ class Page {
     this.find("scrub").title = HELP;
     this.find("speed").value = this.speed;
     this.labels.forEach((label, number) => this.find("follow").add(new Option(label, number)));
-    this.root.querySelector(".te-views").append(...Object.entries(VIEWS).map(([name, [title]]) => {
+    this.root.querySelector(".te-views").append(...Object.entries(VIEWS).map(([name, [title]], n) => {
       const toggle = element("button", "", title);
       toggle.type = "button";
       toggle.dataset.act = `view ${name}`;
+      toggle.title = `Show or hide ${title}, beside the others (${n + 1})`;
       return toggle;
     }));
     this.root.append(this.buildFigures());

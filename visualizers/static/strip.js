@@ -165,7 +165,7 @@ const rowNames = (word) => (g, pen, rows) => {
 };
 
 // A panel's view is an object with: name; height(player, engine, width), in px; draw(g, pen) of iteration pen.now (-1:
-// before the first); words(player, engine, i), lines of text below it, each [name, text];
+// before the first); words(player, engine, i), lines of text below it, each [name, text] or [name, text, what the name means];
 // tip(player, engine, x, y, i, width) and pick(engine, x, y, i, width).
 class Panel {
   constructor(player, e, view) {
@@ -209,10 +209,11 @@ class Panel {
   write(lines) {
     while (this.lines.children.length < 2 * lines.length) this.lines.append(element("dt", ""), element("dd", ""));
     while (this.lines.children.length > 2 * lines.length) this.lines.lastChild.remove();
-    lines.forEach(([name, text], n) => {
+    lines.forEach(([name, text, meaning = ""], n) => {
       const [term, said] = [this.lines.children[2 * n], this.lines.children[2 * n + 1]];
       setText(term, name);
       setText(said, text);
+      term.title = meaning;
       said.dataset.testid = name;
     });
   }

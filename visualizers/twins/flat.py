@@ -40,7 +40,8 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     for span in batch.spans:
         left, top = span.offset % across * unit, 0.22 + span.offset // across * row_height
         _draw_span(axes, data, span, left, top, unit, row_height)
-    shape = f"{rows} x {across} rows, {batch.padding} of them padding" if batch.width else f"cu_seqlens {_cu_seqlens(batch)}"
+    rectangle = f"{rows} x {across} rows, {batch.padding} of them padding"
+    shape = rectangle if batch.width else f"cu_seqlens {_cu_seqlens(batch)}"
     axes.text(0, 0.08, f"iteration {here + 1}: {shape}", fontsize=7.5, color=DIM, va="center")
 
 
