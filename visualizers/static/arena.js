@@ -1,17 +1,17 @@
 // The K/V memory map: every address of the arena over time (a strip), and the arena at the playhead (a panel).
 
-const ARENA = 170; // px of all addresses
+const arenaHeight = (engine) => (engine.dense ? 92 : 170); // px of all addresses
 
 const arenaOverTime = {
   name: "K/V arena over time",
   top: 6,
   rows: (engine) => 1,
-  rowHeight: (engine) => (engine.memoryMap.empty ? 20 : ARENA),
+  rowHeight: (engine) => (engine.memoryMap.empty ? 20 : arenaHeight(engine)),
 
   paint(g, pen) {
     const map = pen.engine.memoryMap;
     if (map.empty) return;
-    const y = (slot) => pen.top + (ARENA * slot) / map.shown;
+    const y = (slot) => pen.top + (pen.h * slot) / map.shown;
     for (const holding of map.holdings) {
       if (holding.end <= pen.first || holding.first >= pen.end) continue;
       g.globalAlpha = dimmed(pen, holding.request) ? UNFOLLOWED : 1;
@@ -21,7 +21,7 @@ const arenaOverTime = {
     paintShared(g, pen, map, y);
     g.fillStyle = pen.theme.idle;
     const left = pen.begin(Math.max(0, pen.first)), width = pen.finish(pen.end - 1) - left;
-    for (const edge of [pen.top, pen.top + ARENA - 1]) g.fillRect(left, edge, width, 1);
+    for (const edge of [pen.top, pen.top + pen.h - 1]) g.fillRect(left, edge, width, 1);
   },
 
   labels(g, pen) {
@@ -34,13 +34,13 @@ const arenaOverTime = {
     const map = pen.engine.memoryMap;
     if (map.empty) return;
     g.fillText(map.block === 1 ? "K/V slot 0" : "block 0", GUTTER - 6, pen.top + 6);
-    g.fillText(String(map.shown / map.block), GUTTER - 6, pen.top + ARENA - 6);
+    g.fillText(String(map.shown / map.block), GUTTER - 6, pen.top + pen.h - 6);
   },
 
   tip(player, engine, row, i, y) {
     const map = engine.memoryMap;
     if (map.empty) return ["this trace has no memory map"];
-    const slot = Math.floor((clamp(y, 0, ARENA - 1) * map.shown) / ARENA), name = map.block === 1 ? `K/V slot ${slot}` : `block ${Math.floor(slot / map.block)}`;
+    const slot = slotUnder(engine, y), name = map.block === 1 ? `K/V slot ${slot}` : `block ${Math.floor(slot / map.block)}`;
     const owners = ownersOf(map, slot, i);
     if (!owners.length) return [`${name}: free`, `iteration ${i + 1}`];
     return [
@@ -51,7 +51,7 @@ const arenaOverTime = {
 
   pick: (engine, row, i, y) => {
     const map = engine.memoryMap;
-    return map.empty ? null : ownersOf(map, Math.floor((y * map.shown) / ARENA), i)[0]?.request ?? null;
+    return map.empty ? null : ownersOf(map, slotUnder(engine, y), i)[0]?.request ?? null;
   },
 
   legend: (player) => [
@@ -63,6 +63,8 @@ const arenaOverTime = {
       ? [["shared by several requests", (g, theme) => ((g.fillStyle = theme.hues[0].mid), g.fillRect(0, 0, 22, 14), (g.lineWidth = 2), g.setLineDash([]), (g.strokeStyle = theme.fg), g.strokeRect(1, 1, 20, 12))]] : []),
   ],
 };
+
+const slotUnder = (engine, y) => Math.floor((clamp(y, 0, arenaHeight(engine) - 1) * engine.memoryMap.shown) / arenaHeight(engine));
 
 const ownersOf = (map, slot, i) =>
   map.at(i).filter((holding) => holding.parts.some((part) => part.since <= i && part.slot <= slot && slot < part.past));
@@ -142,7 +144,7 @@ const arenaNow = {
 
   tip(player, engine, x, y, i, width) {
     const map = engine.memoryMap, slot = slotAt(map, x, y, width);
-    return slot === null ? null : arenaOverTime.tip(player, engine, 0, i, ((slot + 0.5) * ARENA) / map.shown);
+    return slot === null ? null : arenaOverTime.tip(player, engine, 0, i, ((slot + 0.5) * arenaHeight(engine)) / map.shown);
   },
 
   pick(engine, x, y, i, width) {

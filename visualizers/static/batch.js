@@ -1,7 +1,8 @@
 // Batch composition: the rows of each iteration's batch stacked by kind under the token budget, and its duration below.
 
 const KINDS = ["decode", "prefill", "chunk", "recompute", "guess", "padding"]; // from the bottom up
-const STACK = 96, BETWEEN = 14, DURATION = 30; // px
+const BETWEEN = 14; // px
+const stackHeight = (engine) => (engine.dense ? 54 : 96), durationHeight = (engine) => (engine.dense ? 20 : 30); // px
 
 // Rows of iteration i by kind, in the order of KINDS; kept with the engine.
 function compositionOf(engine, phases) {
@@ -38,16 +39,17 @@ const composition = {
   name: "batch composition",
   top: 8,
   rows: () => 1,
-  rowHeight: () => STACK + BETWEEN + DURATION,
+  rowHeight: (engine) => stackHeight(engine) + BETWEEN + durationHeight(engine),
 
   paint(g, pen) {
-    const { counts, most, longest, far } = compositionOf(pen.engine, pen.phases), base = pen.top + STACK, small = pen.cell < 5;
+    const stack = stackHeight(pen.engine), deep = durationHeight(pen.engine);
+    const { counts, most, longest, far } = compositionOf(pen.engine, pen.phases), base = pen.top + stack, small = pen.cell < 5;
     for (let i = pen.first; i < pen.end; i++) {
       const left = pen.begin(i), right = pen.finish(i), width = Math.max(right - left - (pen.cell >= 5 ? 1 : 0), 0.5);
       let height = 0;
       for (const kind of KINDS) {
         if (!counts[kind][i]) continue;
-        const bottom = Math.max(base - (STACK * height) / most, 0), size = Math.min((STACK * counts[kind][i]) / most, bottom);
+        const bottom = Math.max(base - (stack * height) / most, 0), size = Math.min((stack * counts[kind][i]) / most, bottom);
         height += counts[kind][i];
         g.fillStyle = kindFill(pen.theme, kind, small || size < 3);
         g.fillRect(left, bottom - size, width, size);
@@ -55,18 +57,18 @@ const composition = {
         if (!small && size > 2) g.strokeRect(left + 0.5, bottom - size + 0.5, width - 1, size - 1);
       }
       if (height > most) paintCut(g, pen, left, right, 0);
-      const tall = Math.min(DURATION, (DURATION * pen.engine.duration[i]) / longest);
+      const tall = Math.min(deep, (deep * pen.engine.duration[i]) / longest);
       g.fillStyle = pen.theme.dim;
-      g.fillRect(left, base + BETWEEN + DURATION - tall, width, tall);
+      g.fillRect(left, base + BETWEEN + deep - tall, width, tall);
       if (pen.engine.duration[i] > longest) paintCut(g, pen, left, right, base + BETWEEN);
       if (far || pen.engine.budget[i] === null) continue;
-      const y = Math.round(base - (STACK * pen.engine.budget[i]) / most);
+      const y = Math.round(base - (stack * pen.engine.budget[i]) / most);
       g.fillStyle = pen.theme.accent;
       g.fillRect(left, y - 1, Math.max(right - left, 1), 2);
     }
     g.fillStyle = pen.theme.idle;
     const end = pen.finish(pen.end - 1) - pen.begin(pen.first);
-    for (const y of [base, base + BETWEEN + DURATION]) if (end > 0) g.fillRect(pen.begin(pen.first), y, end, 1);
+    for (const y of [base, base + BETWEEN + deep]) if (end > 0) g.fillRect(pen.begin(pen.first), y, end, 1);
   },
 
   labels(g, pen) {
@@ -82,11 +84,12 @@ const composition = {
   },
 
   gutter(g, pen) {
-    const { most, longest } = compositionOf(pen.engine, pen.phases), base = pen.top + STACK;
+    const stack = stackHeight(pen.engine), deep = durationHeight(pen.engine);
+    const { most, longest } = compositionOf(pen.engine, pen.phases), base = pen.top + stack;
     g.fillText(String(most), GUTTER - 6, pen.top + 5);
-    g.fillText(most === 1 ? "row" : "rows", GUTTER - 6, pen.top + STACK / 2);
+    g.fillText(most === 1 ? "row" : "rows", GUTTER - 6, pen.top + stack / 2);
     g.fillText("0", GUTTER - 6, base - 4);
-    g.fillText(brief(longest), GUTTER - 6, base + BETWEEN + DURATION / 2);
+    g.fillText(brief(longest), GUTTER - 6, base + BETWEEN + deep / 2);
   },
 
   tip(player, engine, row, i) {

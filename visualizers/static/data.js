@@ -28,8 +28,9 @@ class Run {
 }
 
 class Engine {
-  constructor(sent, texts) {
-    Object.assign(this, sent);
+  // dense: one of many, so that its pictures are lower.
+  constructor(sent, texts, dense) {
+    Object.assign(this, sent, { dense });
     this.texts = texts;
     this.runs = sent.runs.map((run) => new Run(run));
     this.count = this.time.length;

@@ -4,7 +4,7 @@ class Page {
   load(text) {
     this.data = JSON.parse(text);
     this.labels = this.data.requests.map((request) => request[1]);
-    this.engines = this.data.engines.map((sent) => new Engine(sent, this.data.texts));
+    this.engines = this.data.engines.map((sent) => new Engine(sent, this.data.texts, this.data.engines.length > 2));
     this.longest = Math.max(...this.engines.map((engine) => engine.count));
   }
 

@@ -3,6 +3,7 @@
 
 const STREAMS = 12; // requests shown at once
 const LETTER = 7.6; // px, about
+const PROMPT = 44; // characters of a prompt, unless its request is followed
 
 const streamView = { name: "text", legend: () => [] };
 
@@ -45,14 +46,16 @@ class TextStream {
     row.classList.toggle("te-faint", player.follow !== null && !followed);
     name.style.borderColor = player.theme.hues[request % player.theme.hues.length].full;
     const text = row.appendChild(element("span", "te-text"));
-    const room = followed ? Infinity : Math.max(20, Math.floor((this.width - 150) / LETTER)) - (this.width < 480 ? 0 : 12);
+    const asked = Array.from(plain(engine.records[request]?.[6] ?? "").trim());
+    const prompt = asked.length > PROMPT && !followed ? `${asked.slice(0, PROMPT - 1).join("")}…` : asked.join("");
+    const whole = followed ? Infinity : Math.max(20, Math.floor((this.width - 150) / LETTER)) - (this.width < 480 ? 0 : 12);
     const parts = [
-      ["te-prompt", followed ? (engine.records[request]?.[6] ?? "").trimStart() : ""],
       ["", engine.text(request, 0, wrong ? Math.min(before, wrong[0]) : before)],
       ...(wrong && before > wrong[0] ? [["te-wrong", engine.text(request, wrong[0], before)]] : []),
       [wrong && count > wrong[0] ? "te-wrong te-new" : "te-new", engine.text(request, before, count)],
     ];
-    text.append(...tail(parts, room));
+    if (prompt) text.append(element("span", "te-prompt", `${prompt} `));
+    text.append(...tail(parts, Math.max(20, whole - prompt.length)));
     row.append(element("span", "te-state", this.state(life, i, count)));
     if (wrong && count >= Math.min(wrong[0] + 1, life.came.length)) row.append(this.verdict(request, wrong));
     row.addEventListener("click", () => player.setFollow(followed ? null : request));
@@ -73,14 +76,17 @@ class TextStream {
   }
 }
 
-// Spans of [class, text], the last `room` characters of them; line breaks are shown, not obeyed.
+// Line breaks are shown, not obeyed.
+const plain = (text) => text.replace(/\n/g, "↵").replace(/<\|\w+\|>/g, " ");
+
+// Spans of [class, text], the last `room` characters of them.
 function tail(parts, room) {
   const nodes = [];
   for (const [name, text] of [...parts].reverse()) {
     if (room <= 0) break;
-    const plain = Array.from(text.replace(/\n/g, "↵").replace(/<\|\w+\|>/g, " ")), cut = plain.length > room;
-    const shown = (cut ? "…" : "") + plain.slice(Math.max(0, plain.length - room)).join("");
-    room = cut ? 0 : room - plain.length;
+    const letters = Array.from(plain(text)), cut = letters.length > room;
+    const shown = (cut ? "…" : "") + letters.slice(Math.max(0, letters.length - room)).join("");
+    room = cut ? 0 : room - letters.length;
     if (shown) nodes.unshift(element("span", name, shown));
   }
   return nodes;

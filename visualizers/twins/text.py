@@ -1,4 +1,6 @@
-"""The outputs as they stand at the playhead; the first token that is not the expected one begins the part in red."""
+"""The prompts, and the outputs as they stand at the playhead; the first token that is not the expected one begins the part in red."""
+
+import re
 
 from visualizers.figures import Life, lives
 from visualizers.twins.common import ACCENT, DIM, INK, SHARE, WIDTH, fit, hue_of, playhead
@@ -6,6 +8,7 @@ from visualizers.twins.common import ACCENT, DIM, INK, SHARE, WIDTH, fit, hue_of
 TIMED = False
 MOST, LINE = 12, 0.19  # requests, inches
 ROOM = 96  # characters of a line
+PROMPT = 44  # characters of them that a prompt may take
 NAME = 0.088 * WIDTH * SHARE  # inches of a name
 
 
@@ -23,11 +26,15 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
         axes.plot([0.002, 0.002], [row + 0.15, row + 0.85], color=hue_of(data, life.request), linewidth=3)
         axes.text(0.008, row + 0.5, fit(name, NAME, 7.5), va="center", fontsize=7.5, color=INK, parse_math=False)
         count, (right, rest) = _count(life, here), _parts(engine, data, life, here)
-        style = {"fontsize": 7.5, "parse_math": False}
-        said = axes.annotate(right, (0.1, row + 0.5), va="center", color=INK, **style) if right else None
-        if rest:
-            place, of, va = ((1, 0), said, "bottom") if said else ((0.1, row + 0.5), "data", "center")
-            axes.annotate(rest, place, xycoords=of, va=va, color=ACCENT, weight="bold", **style)
+        before = None
+        for said, style in (
+            (_prompt(engine, life.request), {"color": DIM}),
+            (right, {"color": INK}),
+            (rest, {"color": ACCENT, "weight": "bold"}),
+        ):
+            if said:
+                place, of, va = ((1, 0), before, "bottom") if before else ((0.1, row + 0.5), "data", "center")
+                before = axes.annotate(said, place, xycoords=of, va=va, fontsize=7.5, parse_math=False, **style)
         ended = life.kind == "finish" and life.end <= here
         state = f"{count} token{'s' * (count != 1)}" + (", finished" if ended else "")
         axes.text(1, row + 0.5, state, va="center", ha="right", fontsize=7, color=DIM)
@@ -53,8 +60,13 @@ def _parts(engine: dict, data: dict, life: Life, here: int) -> tuple[str, str]:
     if wrong == count == len(life.came):
         rest = " (more tokens expected)"
     rest = rest if len(rest) <= ROOM else rest[: ROOM - 1] + "…"
-    room = ROOM - len(rest)
+    room = max(20, ROOM - len(rest) - len(_prompt(engine, life.request)))
     return right if len(right) <= room else "…" + right[len(right) - room :], rest
+
+
+def _prompt(engine: dict, request: int) -> str:
+    text = _plain(re.sub(r"<\|\w+\|>", " ", engine["records"].get(request, [None])[-1] or "")).strip()
+    return f"{text if len(text) <= PROMPT else text[: PROMPT - 1] + '…'} " if text else ""
 
 
 def _plain(text: str) -> str:
