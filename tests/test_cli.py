@@ -121,6 +121,8 @@ def test_demo_writes_the_timeline_as_one_page(board, tmp_path):
     page = tmp_path / "timeline.html"
     board.write_html(page)
     text = page.read_text(encoding="utf-8")
+    assert '<h1>tinyengine demo: workload &quot;course&quot; on the model &quot;tiny&quot;</h1>' in text
+    assert "<td>selective</td><td>53</td>" in text
     assert "<html" in text and "selective" in text and "https://" not in text.replace("https://www.w3.org", "")
 
 

@@ -242,3 +242,8 @@ def test_what_a_trace_says_adds_up(trace):
     ended = [event.request_id for event in trace.events if event.kind in ("finish", "abort")]
     assert sorted(ended) == sorted(trace.requests)
     assert emitted == {request_id: len(pieces) for request_id, pieces in trace.pieces.items()}
+
+
+def test_a_trace_is_printed_in_one_line():
+    assert repr(Trace("chunked")) == "<Trace chunked: 0 requests, 0 iterations>"
+    assert repr(Trace()) == "<Trace of no stage: 0 requests, 0 iterations>"

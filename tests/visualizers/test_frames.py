@@ -100,6 +100,33 @@ def test_captions_are_plain_words():
     )
 
 
+@pytest.mark.parametrize(
+    ("slow", "promised", "told"),
+    [
+        ((Span("a", 3, 1, (5,)),), None, None),  # alone, and slow: the machine
+        ((Span("a", 3, 1, (5,)), Span("b", 0, 9, (5,))), None, " behind b's prefill"),
+        ((Span("a", 3, 1, (5,)), Span("b", 0, 9), Span("c", 0, 1, (5,))), None, " behind b's chunk and 1 more"),
+        ((Span("b", 0, 9, (5,)),), None, ", not run for 1 iteration"),
+        ((Span("a", 3, 1, (5,)),), 2.0, ""),  # longer than was promised, whatever the cause
+        ((Span("a", 3, 1, (5,)), Span("b", 0, 9, (5,))), 99.0, None),
+    ],
+)
+def test_a_stall_has_a_cause_or_breaks_a_promise(slow, promised, told):
+    lead = [Iteration(n, 1, (Span("a", n, 1, (5,)),)) for n in range(3)]
+    last = Span("a", 4 if slow[0].request_id == "a" else 3, 1, (5,))
+    records = {name: RequestRecord(name, 9 if name == "b" else 1, 9, 0.0, tbt_target=promised) for name in "abc"}
+    if any(span.request_id == "c" for span in slow):
+        records["b"] = RequestRecord("b", 20, 9, 0.0)
+    late = [Iteration(3, 8, slow), Iteration(11, 1, (last,))]
+    engine = engine_of(Trace("", 3, requests=records, iterations=[*lead, *late]))
+    said = [caption for caption in engine["captions"] if "stalled" in caption]
+    assert [ids for *_, ids in engine["stalls"]] == ([] if told is None else [[0]])
+    if told is None:
+        assert not said
+    else:
+        assert len(said) == 1 and f"a stalled{told} (" in said[0]
+
+
 def test_many_names_are_counted():
     engine = engine_of(run(Static, sized(*[(1, 1)] * 5), 5))
     assert "r0 admitted into batch slot 0, r1 admitted into batch slot 1 and 3 more" in engine["captions"][0]
@@ -130,6 +157,8 @@ def test_a_wrong_number_or_kind_of_traces_is_refused_with_a_sentence():
         compare()
     with pytest.raises(TypeError, match="engine is of type object, but a Trace is needed"):
         show(object())
+    with pytest.raises(TypeError, match=r"compare got a Trace without a name: write compare\(static=a, "):
+        compare(CHUNKS)
     with pytest.raises(TypeError, match="a is of type str, but a Trace is needed"):
         compare(a="trace.json")
 
@@ -303,6 +332,22 @@ def test_the_page_carries_the_data_whatever_the_text(tmp_path_factory, one, two)
     (sent,) = re.findall(r'<script type="text/plain" id="data">(.*?)</script>', page, re.DOTALL)
     assert json.loads(gzip.decompress(base64.b64decode(sent))) == json.loads(json.dumps(player.data))
     assert page.count("</script>") == 2
+
+
+def test_a_page_can_have_a_heading_and_a_table(tmp_path):
+    page = show(CHUNKS).to_html(tmp_path / "page.html", "a <title>", "some <b>", [{"stage": "<x>", "n": "5"}])
+    text = page.read_text(encoding="utf-8")
+    assert "<title>a &lt;title&gt;</title>" in text and "<h1>a &lt;title&gt;</h1><p>some &lt;b&gt;</p>" in text
+    assert "<tr><th>stage</th><th>n</th></tr><tr><td>&lt;x&gt;</td><td>5</td></tr>" in text
+    assert "<header>" not in show(CHUNKS).to_html(page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("write", ["to_html", "to_png", "to_gif"])
+def test_a_file_that_cannot_be_made_is_refused_with_a_sentence(tmp_path, write):
+    with pytest.raises(ValueError, match=r"but there is no folder .*no'?: make it first"):
+        getattr(show(CHUNKS), write)(tmp_path / "no" / "file")
+    with pytest.raises(ValueError, match="but that is a folder: give the path of a file in it"):
+        getattr(show(CHUNKS), write)(tmp_path)
 
 
 @pytest.mark.parametrize(

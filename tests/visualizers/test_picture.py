@@ -19,7 +19,7 @@ from visualizers import compare, picture, show
 from visualizers.figures import lives
 from visualizers.player import VIEWS
 from visualizers.twins import memory, text
-from visualizers.twins.common import LEFT, SHARE, fit
+from visualizers.twins.common import LEFT, SHARE, fit, lines_of
 from visualizers.twins.common import pale as mixed
 
 
@@ -104,6 +104,23 @@ def test_a_wrong_view_or_iteration_is_refused_with_a_sentence():
 def test_expected_tokens_of_no_request_are_refused_with_a_sentence(expected, sentence):
     with pytest.raises(ValueError, match=sentence):
         show(CHUNKS, expected=expected)
+
+
+def test_the_answers_stand_behind_their_prompts():
+    records = {"a": RequestRecord("a", 3, 1, 0.0, prompt="<|user|>What is\n2 + 2?<|assistant|>")}
+    records["b"] = RequestRecord("b", 3, 1, 0.0, prompt="x" * 99)
+    engine = show(Trace(requests=records), views="text").data["engines"][0]
+    assert text._prompt(engine, 0) == "What is↵2 + 2? "
+    assert text._prompt(engine, 1) == "x" * 43 + "… "
+    assert text._prompt(show(CHUNKS).data["engines"][0], 0) == ""
+
+
+def test_requests_of_one_hue_differ_in_lines():
+    data = {"palette": list(range(7))}
+    assert [lines_of(data, request) for request in (0, 6, 7, 13, 14, 21, 99)] == [0, 0, 1, 1, 2, 3, 3]
+    words = "same colour, underlined: another request"
+    assert words not in legend_words(run(Orca, sized(*[(1, 1)] * 7)), "slots")
+    assert words in legend_words(run(Orca, sized(*[(1, 1)] * 8)), "slots")
 
 
 def text_parts(expected: dict, iteration: int | None = None) -> list[tuple]:

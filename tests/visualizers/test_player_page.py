@@ -1,6 +1,7 @@
 """The one-file page in a real Chromium: each control is used, and what it does is read off the picture."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -436,6 +437,42 @@ def test_the_text_grows_with_the_playhead_and_the_first_wrong_token_is_marked(op
     seek(page, 5)
     assert said(0).replace(" ", "") == "Paris</script>." and said(1) == "abc"
     assert page.locator('.te-said[data-request="0"] .te-state').inner_text() == "3 tokens, finished"
+
+
+def test_the_answers_stand_behind_their_prompts(open_page):
+    records = {"a": RequestRecord("a", 3, 1, 0.0, prompt="<|user|>2 + 2?<|assistant|>")}
+    records["b"] = RequestRecord("b", 3, 1, 0.0, prompt="x" * 99)
+    trace = Trace("", 2, requests=records, iterations=CHUNKS.iterations[:0], pieces={})
+    page = open_page(show(trace, views=["text"]), rewind=False)
+    assert page.locator(".te-prompt").all_inner_texts() == ["2 + 2? ", "x" * 43 + "… "]
+    page.locator('.te-said[data-request="1"]').click()
+    settle(page)
+    assert page.locator(".te-prompt").all_inner_texts() == ["2 + 2? ", "x" * 99 + " "]
+
+
+def test_requests_of_one_hue_differ_in_lines(open_page):
+    page = open_page(show(run(Orca, sized(*[(1, 3)] * 8), 8)), rewind=False)
+    rows = {row: column(page, "slots", GUTTER + 96 + 40)[27 + 24 * row :][:24] for row in (0, 7)}
+    assert all(map(all, rows.values()))
+    colours = page.locator(".te-engine canvas").evaluate(
+        "canvas => [0, 7].map(row => [...canvas.getContext('2d').getImageData(208, 27 + 24 * row + 22, 1, 1).data])"
+    )
+    assert colours[0] != colours[1]
+    assert "same colour, underlined: another request" in page.locator(".te-legend").inner_text()
+
+
+@pytest.mark.parametrize(("budget", "listed"), [(10, True), (11, False)])
+def test_a_budget_that_is_not_drawn_is_not_in_the_legend(open_page, budget, listed):
+    trace = replace(CHUNKS, iterations=[replace(one, budget=budget) for one in CHUNKS.iterations])
+    page = open_page(show(trace, views=["batch"]))
+    assert ("token budget" in page.locator(".te-legend").inner_text()) == listed
+
+
+def test_the_integers_of_the_batch_are_explained(open_page):
+    page = open_page(show(BUSY, views=["flat"]), rewind=False)
+    terms = page.locator(".te-lines dt")
+    titles = terms.evaluate_all("all => all.map(term => [term.textContent, term.title.length > 30])")
+    assert titles == [["cu_seqlens", True], ["positions", True], ["slot_mapping", True], ["last rows", True]]
 
 
 def test_an_output_that_ends_too_early_is_wrong_too(open_page):

@@ -108,7 +108,7 @@ const composition = {
       g.fillRect(0, 0, 22, 14);
       frame(g, kind === "padding" ? theme.idle : theme.hues[kind === "guess" ? 2 : 0].edge);
     }]);
-    const budget = player.engines.some((engine) => engine.budget.some((budget) => budget !== null && budget <= engine.tops[0]));
+    const budget = player.engines.some((engine) => !compositionOf(engine, player.data.phases).far && engine.budget.some((budget) => budget !== null));
     const line = ["token budget", (g, theme) => ((g.fillStyle = theme.accent), g.fillRect(0, 6, 22, 2))];
     return [...swatches, ...(budget ? [line] : []), ["duration", (g, theme) => ((g.fillStyle = theme.dim), g.fillRect(6, 4, 10, 10))]];
   },

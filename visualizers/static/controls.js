@@ -37,7 +37,7 @@ const CONTROLS = `
 </div>
 <div class="te-bar te-options" role="group" aria-label="Views"><span class="te-name">show, as many as you like</span><span class="te-buttons te-views"></span></div>`;
 const FIGURES = [
-  ["iteration", "iteration"], ["running", "running"], ["waiting", "waiting"], ["idle", "idle batch slot-steps so far"],
+  ["iteration", "iteration"], ["running", "running"], ["waiting", "waiting"], ["idle", "idle slot-steps so far"],
   ["padding", "padding rows so far"], ["tokens", "tokens out so far"],
 ];
 

@@ -114,6 +114,7 @@ function drawSpan(g, pen, span, x, y, scale, height) {
   g.fillRect(x, y, Math.max(width, 1), height);
   g.strokeStyle = hue.edge;
   if (width >= 3) g.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+  if (height >= 11) underline(g, pen.theme, span.request, x, y + height, width);
   if (scale >= 5) {
     g.fillStyle = hue.edge;
     for (let n = 1; n < span.size; n++) g.fillRect(Math.round(x + n * scale), y + 1, 0.5, height - 2);

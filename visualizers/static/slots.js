@@ -49,7 +49,8 @@ const slotTimeline = {
   legend(player) {
     const used = new Set(player.engines.flatMap((engine) => engine.runs.map((run) => run.phase)));
     const phases = player.data.phases.map((phase) => [phase, swatch(phase)]).filter((_, number) => used.has(number));
-    return phases.concat(SLOT_LEGEND.filter(([, , has]) => !has || player.engines.some(has)));
+    const again = player.engines.some((engine) => engine.runs.some((run) => run.request >= player.data.palette.length)) ? [AGAIN] : [];
+    return phases.concat(again, SLOT_LEGEND.filter(([, , has]) => !has || player.engines.some(has)));
   },
 };
 
@@ -107,6 +108,7 @@ function paintRun(g, pen, run, row = run.row) {
     }
     g.strokeStyle = hue.edge;
     if (!small) g.strokeRect(left + 0.5, top + 0.5, width - 1, height - 1);
+    if (height >= 11) underline(g, pen.theme, run.request, left, top + height, width);
     g.fillStyle = hue.full;
     if (small && first === run.first) g.fillRect(left, top, Math.min(1, width), height);
   }
@@ -146,6 +148,13 @@ function paintEvent(g, pen, [iteration, kind, request]) {
   const x = pen.begin(i) + (pen.finish(i) - pen.begin(i)) * share;
   mark(g, kind, x, kind === "admit" ? IN : OUT, pen.theme, pen.cell / 2);
 }
+
+const AGAIN = ["same colour, underlined: another request", (g, theme) => {
+  g.fillStyle = theme.hues[0].pale;
+  g.fillRect(0, 0, 22, 14);
+  underline(g, theme, theme.hues.length, 0, 14, 22);
+  frame(g, theme.hues[0].edge);
+}];
 
 // The legend beyond the phases: [text, painter of a swatch of 22 x 14 px, whether an engine has it (always, if left out)].
 const SLOT_LEGEND = [

@@ -1,5 +1,9 @@
 // Colours, hatching, words and small drawing tools.
 
+// A hue comes again after seven requests: the next seven have a line along the bottom of their cells, the seven after them two.
+const LINES = 3;
+const linesOf = (theme, request) => Math.min(LINES, Math.floor(request / theme.hues.length));
+
 const GUTTER = 72; // px left of the cells, for the names of the rows
 const LANES = 27, IN = 6, OUT = 19; // px above the cells, for the marks of events
 const TICKS = 18; // px below the cells, for the numbers of the iterations
@@ -65,6 +69,12 @@ function line(g, x0, y0, x1, y1) {
   g.moveTo(x0, y0);
   g.lineTo(x1, y1);
   g.stroke();
+}
+
+function underline(g, theme, request, left, bottom, width) {
+  const lines = linesOf(theme, request);
+  g.fillStyle = theme.hues[request % theme.hues.length].edge;
+  for (let n = 0; n < lines; n++) g.fillRect(left, bottom - 3 - 4 * n, width, 2);
 }
 
 // The mark of an event, `size` px from its centre to its edge; a mere tick where there is no room for a shape.

@@ -8,6 +8,7 @@ HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute"
 GRID, EDGE, DIM, INK, ACCENT = "#c3cad2", "#39424d", "#59636e", "#1b1f24", "#b3261e"
 PALE, MID, WASH, EDGED = 0.66, 0.4, 0.9, 0.3  # how far a hue is mixed with white, and with ink at an edge
 MOST_CELLS = 160  # iterations; beyond, a line between any two would be all that is seen
+LINES = 3  # most of them
 CHARACTER = 0.062  # inches that a character of a label takes, at most
 
 
@@ -19,6 +20,11 @@ def playhead(data: dict, engine: dict) -> int:
 
 def hue_of(data: dict, request: int) -> str:
     return data["palette"][request % len(data["palette"])]
+
+
+def lines_of(data: dict, request: int) -> int:
+    """A hue comes again after seven requests: the next seven have a line along the bottom, the seven after them two."""
+    return min(LINES, request // len(data["palette"]))
 
 
 def mix(colour: str, other: str, share: float) -> str:
@@ -74,6 +80,14 @@ def add_runs(axes, data: dict, runs: list[list], tops: list[float], height: floa
             for run, top in own:
                 axes.vlines(range(run[3] + 1, run[3] + run[4]), top, top + height, color="white", linewidth=line)
         add_boxes(axes, boxes, facecolors="none", edgecolors=[edge(hue) for hue in hues], linewidths=0.6)
+    _underline(axes, data, zip(runs, tops, strict=True), height)
+
+
+def _underline(axes, data: dict, runs, height: float):
+    for run, top in runs:
+        for n in range(lines_of(data, run[1])):
+            line = top + height * (0.93 - 0.2 * n)
+            axes.hlines(line, run[3], run[3] + run[4], color=edge(hue_of(data, run[1])), linewidth=1.4)
 
 
 def phase_handles(data: dict, used: set[int]) -> list[tuple]:

@@ -8,7 +8,6 @@ from visualizers.twins.common import (
     box,
     edge,
     fill,
-    halo,
     hatching,
     hue_of,
     pale,
@@ -68,7 +67,7 @@ def _draw_span(axes, data: dict, span, left: float, top: float, unit: float, hei
     if len(name) * 0.008 < right - left and height > 0.1:
         axes.annotate(
             name, (left, top + height / 2), (3, 0), textcoords="offset points", va="center", fontsize=7, color=INK,
-            path_effects=halo(pale(hue)), parse_math=False,
+            bbox={"facecolor": pale(hue), "linewidth": 0, "pad": 1.2}, parse_math=False,
         )  # fmt: skip
     for row in range(span.due):
         axes.plot(right - (row + 0.5) * unit, top + height * 0.82, "^", markersize=3, color=INK)

@@ -16,6 +16,7 @@ from visualizers.twins.common import (
     edge,
     halo,
     hue_of,
+    lines_of,
     pale,
     phase_handles,
 )  # fmt: skip
@@ -48,6 +49,9 @@ def legend(data: dict) -> list[tuple]:
 
     outline = edge(data["palette"][0])
     entries = phase_handles(data, {run[2] for engine in data["engines"] for run in engine["runs"]})
+    if any(lines_of(data, run[1]) for engine in data["engines"] for run in engine["runs"]):
+        under = Line2D([], [], color=outline, linewidth=1.5)
+        entries.append(("same colour, underlined: another request", under))
     if any(figures(engine)["idle_slot_steps"] for engine in data["engines"]):
         entries.append(("idle", Patch(facecolor="none", edgecolor=GRID)))
     if any(engine["preempted"] for engine in data["engines"]):

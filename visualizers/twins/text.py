@@ -1,4 +1,5 @@
-"""The prompts, and the outputs as they stand at the playhead; the first token that is not the expected one begins the part in red."""
+"""The prompts, and the outputs as they stand at the playhead; what is in red begins with the first token that is not
+the expected one."""
 
 import re
 
