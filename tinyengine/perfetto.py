@@ -36,7 +36,7 @@ def chrome_events(trace: Trace) -> dict:
 def _iteration(trace: Trace, number: int, iteration: Iteration, threads: dict[str, int], origin: float) -> list[dict]:
     start, end = iteration.time - origin, iteration.end - origin
     sizes = {"tokens": iteration.num_tokens, "padding": iteration.padding, "budget": iteration.budget}
-    events = [_slice(f"iteration {number}", ENGINE, 0, start, end, {"iteration": number, **sizes})]
+    events = [_slice(f"iteration {number + 1}", ENGINE, 0, start, end, {"iteration": number + 1, **sizes})]
     counters = {
         "running": len(iteration.spans),
         "waiting": len(iteration.waiting),
