@@ -123,6 +123,7 @@ def test_demo_writes_the_timeline_as_one_page(board, tmp_path):
     text = page.read_text(encoding="utf-8")
     assert '<h1>tinyengine demo: workload &quot;course&quot; on the model &quot;tiny&quot;</h1>' in text
     assert "<td>selective</td><td>53</td>" in text
+    assert "<p>orca and selective ran the same batches here: they differ in padding" in text
     assert "<html" in text and "selective" in text and "https://" not in text.replace("https://www.w3.org", "")
 
 

@@ -57,7 +57,7 @@ class Scoreboard:
         player = compare(views=VIEWS, **{run.stage: run.trace for run in self.runs})
         title = f'tinyengine demo: workload "{self.workload.name}" on the model "{self.model}"'
         table = [dict(zip(map(_heading, COLUMNS), _cells(run), strict=True)) for run in self.runs]
-        player.to_html(path, title, self.about, table)
+        player.to_html(path, title, f"{self.about}\n{_alike(self.runs)}", table)
 
 
 def run(name: str, stages: list[str] | None = None, seed: int = 0, model_name: str = "tiny") -> Scoreboard:
@@ -118,6 +118,27 @@ def _cells(run: StageRun) -> tuple[str, ...]:
         number(m.tokens_per_s),
         f"{run.exact}/{len(run.outputs)}",
     )
+
+
+def _alike(runs: list[StageRun]) -> str:
+    """Which stages did the same on this workload: their pictures do differ, but elsewhere."""
+    same = {}
+    for run in runs:
+        spans = [[(span.request_id, span.start, span.n_tokens) for span in step.spans] for step in run.trace.iterations]
+        same.setdefault(str(spans), []).append(run.stage)
+    said = [
+        f"{_and(stages)} ran the same batches here: they differ in padding, in K/V memory and in time."
+        for stages in same.values()
+        if len(stages) > 1
+    ]
+    steps = [step for run in runs for step in run.trace.iterations if step.budget is not None]
+    if steps and all(step.num_tokens < step.budget for step in steps):
+        said.append("No iteration reached its token budget, so no prompt was cut into chunks.")
+    return " ".join(said)
+
+
+def _and(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _heading(column: str) -> str:

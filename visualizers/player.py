@@ -55,8 +55,7 @@ def writable(path: str | Path) -> Path:
 
 def _head(title: str, about: str, table: Sequence[Mapping[str, str]]) -> str:
     parts = [f"<h1>{escape(title)}</h1>"] if title else []
-    if about:
-        parts.append(f"<p>{escape(about)}</p>")
+    parts += [f"<p>{escape(line)}</p>" for line in about.splitlines()]
     if table:
         columns = "".join(f"<th>{escape(name)}</th>" for name in table[0])
         rows = ("".join(f"<td>{escape(text)}</td>" for text in row.values()) for row in table)
@@ -111,7 +110,7 @@ class Player:
     ) -> Path:
         """Write the interactive picture as one file that needs no kernel and no network.
 
-        title, about, table: what stands above it: a heading, a line of text, and rows of {column: text}.
+        title, about, table: what stands above it: a heading, lines of text, and rows of {column: text}.
         """
         page = PAGE.format(
             title=escape(title or f"tinyengine: {self._names}"),
