@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from PIL import Image
 from trace_samples import CHUNKS, busy, requests, run, sized
@@ -19,7 +20,7 @@ from visualizers import compare, picture, show
 from visualizers.figures import lives
 from visualizers.player import VIEWS
 from visualizers.twins import memory, text
-from visualizers.twins.common import LEFT, SHARE, fit, lines_of
+from visualizers.twins.common import LEFT, SHARE, fit, iteration_ticks, lines_of
 from visualizers.twins.common import pale as mixed
 
 
@@ -121,6 +122,14 @@ def test_requests_of_one_hue_differ_in_lines():
     words = "same colour, underlined: another request"
     assert words not in legend_words(run(Orca, sized(*[(1, 1)] * 7)), "slots")
     assert words in legend_words(run(Orca, sized(*[(1, 1)] * 8)), "slots")
+
+
+@pytest.mark.parametrize(("longest", "numbers"), [(1, [1]), (6, [1, 2, 3, 4, 5, 6]), (53, [1, *range(5, 51, 5)])])
+def test_iterations_are_numbered_from_1_below_the_middle_of_their_cells(longest, numbers):
+    axes = Figure().add_subplot()
+    iteration_ticks(axes, longest)
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(map(str, numbers))
+    assert list(axes.get_xticks()) == [number - 0.5 for number in numbers]
 
 
 def text_parts(expected: dict, iteration: int | None = None) -> list[tuple]:

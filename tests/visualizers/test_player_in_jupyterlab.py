@@ -210,7 +210,8 @@ def test_an_engine_is_watched_while_it_runs_and_paused_by_the_button(lab, browse
     assert button.inner_text() == "Pause the engine"
     count = "Number(document.querySelector('td[data-testid=iteration]').textContent.split(' of ')[1])"
     page.wait_for_function(f"{count} > 3")
-    first = picture(page)
+    first, met = picture(page), seen()
+    page.wait_for_function(f"{count} > {met}")
     button.click()
     page.get_by_text("Resume the engine").wait_for()
     page.wait_for_timeout(300)  # the last picture before the pause is on its way

@@ -264,6 +264,20 @@ def test_the_tooltip_tells_a_cell(open_page):
     assert tip.is_hidden()
 
 
+TICKS_BELOW = """root => {
+    const {player} = root, [strip] = player.strips, g = strip.canvas.getContext("2d"), found = [];
+    g.fillText = (text, x) => found.push([text, strip.hit(x, 40)?.i]);
+    strip.drawTicks(g, player.from, player.plot);
+    return found;
+}"""
+
+
+@pytest.mark.parametrize(("trace", "numbers"), [(CHUNKS, range(1, 7)), (run(Orca, requests()), [1, *range(5, 51, 5)])])
+def test_iterations_are_numbered_from_1_below_their_cells(open_page, trace, numbers):
+    ticks = open_page(show(trace)).locator(".te-player").evaluate(TICKS_BELOW)
+    assert ticks == [[str(number), number - 1] for number in numbers]
+
+
 def test_the_clock_of_seconds(open_page, two):
     page = open_page(two)
     scrub(page, 30)
