@@ -104,6 +104,7 @@ def test_captions_are_plain_words():
     ("slow", "promised", "told"),
     [
         ((Span("a", 3, 1, (5,)),), None, None),  # alone, and slow: the machine
+        ((Span("a", 3, 1, (5,)), Span("c", 1, 1, (5,))), None, None),  # another's decode is no cause
         ((Span("a", 3, 1, (5,)), Span("b", 0, 9, (5,))), None, " behind b's prefill"),
         ((Span("a", 3, 1, (5,)), Span("b", 0, 9), Span("c", 0, 1, (5,))), None, " behind b's chunk and 1 more"),
         ((Span("b", 0, 9, (5,)),), None, ", not run for 1 iteration"),
