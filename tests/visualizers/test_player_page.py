@@ -469,7 +469,7 @@ def test_requests_of_one_hue_differ_in_lines(open_page):
     rows = {row: column(page, "slots", GUTTER + 96 + 40)[27 + 24 * row :][:24] for row in (0, 7)}
     assert all(map(all, rows.values()))
     colours = page.locator(".te-engine canvas").evaluate(
-        "canvas => [0, 7].map(row => [...canvas.getContext('2d').getImageData(208, 27 + 24 * row + 22, 1, 1).data])"
+        "canvas => [0, 7].map(row => [...canvas.getContext('2d').getImageData(208, 27 + 24 * row + 19, 1, 1).data])"
     )
     assert colours[0] != colours[1]
     assert "same colour, underlined: another request" in page.locator(".te-legend").inner_text()

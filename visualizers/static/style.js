@@ -74,7 +74,7 @@ function line(g, x0, y0, x1, y1) {
 function underline(g, theme, request, left, bottom, width) {
   const lines = linesOf(theme, request);
   g.fillStyle = theme.hues[request % theme.hues.length].edge;
-  for (let n = 0; n < lines; n++) g.fillRect(left, bottom - 3 - 4 * n, width, 2);
+  for (let n = 0; n < lines; n++) g.fillRect(left, bottom - 6 - 4 * n, width, 2);
 }
 
 // The mark of an event, `size` px from its centre to its edge; a mere tick where there is no room for a shape.

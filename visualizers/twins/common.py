@@ -86,7 +86,7 @@ def add_runs(axes, data: dict, runs: list[list], tops: list[float], height: floa
 def _underline(axes, data: dict, runs, height: float):
     for run, top in runs:
         for n in range(lines_of(data, run[1])):
-            line = top + height * (0.93 - 0.2 * n)
+            line = top + height * (0.82 - 0.2 * n)
             axes.hlines(line, run[3], run[3] + run[4], color=edge(hue_of(data, run[1])), linewidth=1.4)
 
 
