@@ -35,11 +35,13 @@ class KVCache:
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
         self.loops = loops(device, dtype)
+        # for the loops, layer by layer: as numpy's arrays, which is a matter of microseconds, twice in every layer
+        self.arrays = [(k.numpy(), v.numpy()) for k, v in zip(self.keys, self.values)] if self.loops else []
 
     def write(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N]."""
         if self.loops:
-            self.loops.write_kv(self.keys[layer], self.values[layer], slot_mapping, k, v)
+            self.loops.write_kv(*self.arrays[layer], slot_mapping, k, v)
         else:
             self.keys[layer, slot_mapping] = k
             self.values[layer, slot_mapping] = v
@@ -107,11 +109,11 @@ class PerRequest:
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             cache.write(layer, batch.slot_mapping, k, v)
-            keys, values, out = cache.keys[layer], cache.values[layer], torch.empty_like(q)
+            out = torch.empty_like(q)
             if queries:
-                loops.paged_attention(q, keys, values, queries, out)
+                loops.paged_attention(q, *cache.arrays[layer], queries, out)
             for rows, slots in longer:
-                out[rows] = one_request(q[rows], keys[slots], values[slots])
+                out[rows] = one_request(q[rows], cache.keys[layer, slots], cache.values[layer, slots])
             return out
 
         return attend
@@ -166,7 +168,7 @@ class PagedAttention:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             cache.write(layer, batch.slot_mapping, k, v)
             out = torch.empty_like(q)
-            loops.paged_attention(q, cache.keys[layer], cache.values[layer], queries, out)
+            loops.paged_attention(q, *cache.arrays[layer], queries, out)
             for chunk in chunks:
                 keys, values = (in_blocks(arena[layer], batch.block_size) for arena in (cache.keys, cache.values))
                 out[chunk.rows] = chunk.attend(q[chunk.rows], keys, values)

@@ -30,7 +30,7 @@ def attend(case, few: float = ALL, fill: float = 7.0) -> torch.Tensor:
         block_table=table, block_size=keys.shape[1], counts=starts.diff().tolist(), lengths=lengths.tolist()
     )
     out = torch.full_like(q, fill)
-    cpu.paged_attention(q, keys.flatten(0, 1), values.flatten(0, 1), cpu.Queries(batch, few), out)
+    cpu.paged_attention(q, keys.flatten(0, 1).numpy(), values.flatten(0, 1).numpy(), cpu.Queries(batch, few), out)
     return out
 
 
@@ -88,7 +88,7 @@ def test_no_bit_depends_on_blocks_neighbours_or_chunks(block_size):
         )
         out = torch.empty(3, 4, 16)
         mixed = torch.stack([others[0], q[position], others[1]])
-        cpu.paged_attention(mixed, *(part.flatten(0, 1) for part in arena), cpu.Queries(batch, ALL), out)
+        cpu.paged_attention(mixed, *(part.flatten(0, 1).numpy() for part in arena), cpu.Queries(batch, ALL), out)
         assert torch.equal(out[1], whole[position])
 
 
@@ -142,7 +142,7 @@ def test_k_and_v_are_written_to_their_slots_and_nowhere_else():
     keys, values = torch.zeros(2, 9, 2, 4)
     k, v = torch.randn(2, 3, 2, 4)
     slots = torch.tensor([7, 0, 3])
-    cpu.write_kv(keys, values, slots, k, v)
+    cpu.write_kv(keys.numpy(), values.numpy(), slots, k, v)
     assert torch.equal(keys[slots], k) and torch.equal(values[slots], v)
     assert keys[[1, 2, 4, 5, 6, 8]].abs().max() == values[[1, 2, 4, 5, 6, 8]].abs().max() == 0
 
@@ -151,7 +151,7 @@ def test_k_and_v_are_written_to_their_slots_and_nowhere_else():
 def test_no_slot_outside_of_the_arena_is_written(slot):
     keys, values = torch.zeros(2, 9, 2, 4)
     with pytest.raises(IndexError, match=f"from slot {min(slot, 3)} to {max(slot, 3)}, but the arena has slots 0 to 8"):
-        cpu.write_kv(keys, values, torch.tensor([3, slot]), *torch.ones(2, 2, 2, 4))
+        cpu.write_kv(keys.numpy(), values.numpy(), torch.tensor([3, slot]), *torch.ones(2, 2, 2, 4))
 
 
 @pytest.mark.parametrize("block", [4, 10**9, -1])
@@ -160,7 +160,7 @@ def test_no_block_outside_of_the_arena_is_read(block):
 
     def attend_over(table, length):
         batch = SimpleNamespace(block_table=torch.tensor([table]), block_size=3, counts=[1], lengths=[length])
-        cpu.paged_attention(q, keys, values, cpu.Queries(batch, ALL), out)
+        cpu.paged_attention(q, keys.numpy(), values.numpy(), cpu.Queries(batch, ALL), out)
 
     attend_over([3, block], 3)  # behind the context nobody looks
     with pytest.raises(IndexError, match=f"up to 2 blocks from {min(block, 3)} to {max(block, 3)} are to hold 4 keys"):

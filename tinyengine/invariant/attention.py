@@ -83,7 +83,7 @@ class InvariantAttention(PagedAttention):
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             cache.write(layer, batch.slot_mapping, k, v)
             out = torch.empty_like(q)
-            loops.paged_attention(q, cache.keys[layer], cache.values[layer], queries, out)
+            loops.paged_attention(q, *cache.arrays[layer], queries, out)
             return out
 
         return attend

@@ -4,8 +4,9 @@ Attention is the one to read: it finds each key through the block table and read
 attention cannot. Every row is computed by itself, key after key in order of position, so what comes out does not depend
 on its neighbours, nor on where its blocks are or how large.
 
-The functions take torch tensors and give new ones; those with a leading underscore are what numba compiles, and keeps
-in `__pycache__`. numba itself checks no index: where a slot or a block comes from outside, the loop does.
+The functions take torch tensors, and the arena as numpy's arrays; those with a leading underscore are what numba
+compiles, and keeps in `__pycache__`. numba itself checks no index: where a slot or a block comes from outside, the
+loop does.
 """
 
 import numpy as np
@@ -29,9 +30,10 @@ def compiled(function):
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [..., size], weight [size] -> as x"""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    size = x.shape[-1]
-    _rms_norm(x.reshape(-1, size).numpy(), weight.detach().numpy(), eps, out.view(-1, size).numpy())
+    if x.ndim != 2:
+        return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
+    out = x.new_empty(x.shape)
+    _rms_norm(x.numpy(), weight.detach().numpy(), eps, out.numpy())
     return out
 
 
@@ -98,13 +100,14 @@ def _normalise_and_rotate(x, row, head, weight, eps, cos, sin, out, out_head):
         out[row, out_head, half + i] = right * cos[row, half + i] + left * sin[row, half + i]
 
 
-def write_kv(keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-    """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [slots, kv_heads, head_dim].
+def write_kv(keys: np.ndarray, values: np.ndarray, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [slots, kv_heads, head_dim], one
+    layer of the arena.
 
     Raises IndexError for a slot that the arena does not have.
     """
     try:
-        _write_kv(keys.numpy(), values.numpy(), slot_mapping.numpy(), k.numpy(), v.numpy())
+        _write_kv(keys, values, slot_mapping.numpy(), k.numpy(), v.numpy())
     except IndexError:
         raise IndexError(
             f"slot_mapping goes from slot {slot_mapping.min()} to {slot_mapping.max()}, but the arena has slots 0 to "
@@ -140,16 +143,14 @@ class Queries:
         self.requests, self.rows, self.seen = np.array([requests, rows, seen])
 
 
-def paged_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, queries: Queries, out: torch.Tensor
-):
+def paged_attention(q: torch.Tensor, keys: np.ndarray, values: np.ndarray, queries: Queries, out: torch.Tensor):
     """Writes the attention of `queries` to their rows of out. q and out [R, heads, head_dim]; keys and values [slots,
     kv_heads, head_dim], one layer of the arena. Raises IndexError for a block that the arena does not have."""
     places = queries.block_size, queries.block_table, queries.requests, queries.rows, queries.seen
     if not len(queries.rows):
         return
     try:
-        _paged_attention(q.numpy(), keys.numpy(), values.numpy(), *places, out.numpy())
+        _paged_attention(q.numpy(), keys, values, *places, out.numpy())
     except IndexError:
         table, size = queries.block_table, queries.block_size
         raise IndexError(
