@@ -116,7 +116,7 @@ WASTE_WRONG = {
         1,
         "leave out the last batch",
     ),
-    "idle only where a request was": (waste(idle="len(b) * ({steps}) - sum(b)"), 2, "only slots that had a request"),
+    "idle only where a request was": (waste(idle="len(b) * ({steps}) - sum(b)"), 2, "batch slots that had a request"),
     "sorted": (waste(batches=BATCHES.replace("outputs[i", "sorted(outputs)[i")), 1, "you sort the outputs, but first"),
     "longest first": (
         waste(batches=BATCHES.replace("outputs[i", "sorted(outputs)[::-1][i")),
@@ -132,7 +132,7 @@ WASTE_WRONG = {
             return max(slots), n * max(slots) - sum(outputs)
         """,
         1,
-        "you refill a slot as soon as its request has ended",
+        "you refill a batch slot as soon as its request has ended",
     ),
     "the other order": (
         """
@@ -263,7 +263,7 @@ ORCA_WRONG = {
     "static": (
         orca(LOOP.replace("while ", "batch = bool(self.running)\nwhile not batch and ", 1)),
         5,
-        "first at iteration 3 of case 'small': you admit only when the batch is empty, and that is static",
+        "first at iteration 4 of case 'small': you admit only when the batch is empty, and that is static",
     ),
     "one per iteration": (
         orca(f"""
@@ -282,7 +282,7 @@ ORCA_WRONG = {
     "no reserve": (
         orca(LOOP.replace("if not self.memory.reserve(self.waiting[0])", "if False")),
         3,
-        "r0 runs, but memory.reserve() has not granted it slots",
+        "r0 runs, but memory.reserve() has not granted it K/V slots",
     ),
     "overtakes": (
         orca(f"""
@@ -293,7 +293,7 @@ ORCA_WRONG = {
         {PLAN}
     """),
         3,
-        "case 'small', iteration 1: r4 joins, and r3, which came first, still waits",
+        "case 'small', iteration 2: r4 joins, and r3, which came first, still waits",
     ),
     "from the wrong end": (
         orca(LOOP.replace("waiting[0]", "waiting[-1]").replace("popleft", "pop")),
@@ -321,12 +321,12 @@ ORCA_WRONG = {
         {PLAN}
     """),
         3,
-        "case 'small', iteration 1: r3 was refused and is no longer first in self.waiting: leave it there",
+        "case 'small', iteration 2: r3 was refused and is no longer first in self.waiting: leave it there",
     ),
     "sorted after admission": (
         orca(LOOP.replace("return", SORTED.format(""))),
         3,
-        "case 'small', iteration 0: r4 now stands before r3 in self.waiting, but came later",
+        "case 'small', iteration 1: r4 now stands before r3 in self.waiting, but came later",
     ),
     "sorted where nobody was refused": (
         orca(LOOP.replace("return", SORTED.format("-"))),
@@ -347,7 +347,7 @@ ORCA_WRONG = {
         {PLAN}
     """),
         3,
-        "case 'small', iteration 1: r3 was refused and is no longer first in self.waiting: leave it there",
+        "case 'small', iteration 2: r3 was refused and is no longer first in self.waiting: leave it there",
     ),
     "the later is asked first": (
         orca(f"""
@@ -365,17 +365,17 @@ ORCA_WRONG = {
     "no cap": (
         orca(LOOP.replace(CAP, "")),
         8,
-        "case 'small' with max_prefills = 1, iteration 0: 3 requests join, and self.max_prefills allows 1",
+        "case 'small' with max_prefills = 1, iteration 1: 3 requests join, and self.max_prefills allows 1",
     ),
     "one more than the cap": (
         orca(LOOP.replace(CAP, " and (self.max_prefills is None or joined <= self.max_prefills)")),
         8,
-        "iteration 0: 2 requests join, and self.max_prefills allows 1",
+        "iteration 1: 2 requests join, and self.max_prefills allows 1",
     ),
     "the cap counts those that run": (
         orca(LOOP.replace(CAP, " and len(self.running) != self.max_prefills")),
         8,
-        "with max_prefills = 1, iteration 1: max_prefills limits those that join in this iteration, not those that run",
+        "with max_prefills = 1, iteration 2: max_prefills limits those that join in this iteration, not those that run",
     ),
     "the cap cuts the plan": (
         orca(LOOP.replace(CAP, "").replace("self.running]", "self.running][: self.max_prefills]")),
@@ -390,7 +390,7 @@ ORCA_WRONG = {
             )
         ),
         8,
-        "case 'small' with max_prefills = 1, iteration 0: r1 is lost: it has left self.waiting",
+        "case 'small' with max_prefills = 1, iteration 1: r1 is lost: it has left self.waiting",
     ),
     "those above the cap go to the end": (
         orca(
@@ -400,7 +400,7 @@ ORCA_WRONG = {
             )
         ),
         8,
-        "case 'small' with max_prefills = 1, iteration 0: r4 now stands before r1 in self.waiting, but came later",
+        "case 'small' with max_prefills = 1, iteration 1: r4 now stands before r1 in self.waiting, but came later",
     ),
     "the count never begins anew": (
         orca(LOOP.replace("joined = 0", "self.n = getattr(self, 'n', 0)").replace("joined", "self.n")),
@@ -410,7 +410,7 @@ ORCA_WRONG = {
     "a cap of always one": (
         orca(LOOP.replace(CAP, " and not (self.max_prefills and joined)")),
         8,
-        "case 'roomy' with max_prefills = 2, iteration 0: 1 request joined, and one more could",
+        "case 'roomy' with max_prefills = 2, iteration 1: 1 request joined, and one more could",
     ),
     "None is compared": (
         orca(LOOP.replace(CAP, " and joined < self.max_prefills")),
@@ -436,7 +436,7 @@ ORCA_WRONG = {
         {PLAN}
     """),
         0,
-        "case 'small', iteration 1: r3 is lost: it has left self.waiting and is not in self.running",
+        "case 'small', iteration 2: r3 is lost: it has left self.waiting and is not in self.running",
     ),
     "one token each": (
         orca(LOOP.replace("request.gap", "1")),
@@ -455,7 +455,7 @@ ORCA_WRONG = {
         {PLAN}
     """),
         3,
-        "case 'roomy', iteration 0: slots are reserved for r3, which does not join",
+        "case 'roomy', iteration 1: K/V slots are reserved for r3, which does not join",
     ),
     "reserved twice": (
         orca(f"""
@@ -465,7 +465,7 @@ ORCA_WRONG = {
         {PLAN}
     """),
         0,
-        "memory.reserve() has granted r0 its slots twice: ask once",
+        "memory.reserve() has granted r0 its K/V slots twice: ask once",
     ),
     "newcomers are not in the plan": (
         orca("old = list(self.running)" + LOOP.replace("in self.running]", "in old]")),
@@ -475,7 +475,7 @@ ORCA_WRONG = {
     "only newcomers are in the plan": (
         orca("old = list(self.running)" + LOOP.replace("in self.running]", "in self.running if request not in old]")),
         0,
-        "iteration 1: r0 is in self.running and not in the plan",
+        "iteration 2: r0 is in self.running and not in the plan",
     ),
     "never put into running": (
         orca("batch = list(self.running)" + LOOP.replace("self.running", "batch")),
@@ -525,7 +525,7 @@ ORCA_WRONG = {
         {PLAN}
     """),
         3,
-        "case 'holes', iteration 4: r3 runs, but memory.reserve() has not granted it slots",
+        "case 'holes', iteration 5: r3 runs, but memory.reserve() has not granted it K/V slots",
     ),
     "the package's own loop": (
         orca(f"self._admit()\n{PLAN}"),
@@ -596,10 +596,10 @@ def test_the_published_numbers(given):
     execute(orca(LOOP), "capped", names)
     trace = names["replay"](names["MyOrca"], "small", max_prefills=1)
     first = {}
-    for step, iteration in enumerate(trace.iterations):
+    for number, iteration in enumerate(trace.iterations, 1):
         for span in iteration.spans:
-            first.setdefault(span.request_id, step)
-    assert len(trace.iterations) == 8 and first == {"r0": 0, "r1": 1, "r2": 2, "r3": 5, "r4": 6}
+            first.setdefault(span.request_id, number)
+    assert len(trace.iterations) == 8 and first == {"r0": 1, "r1": 2, "r2": 3, "r3": 6, "r4": 7}
     trace = given["replay"](given["Orca"], "small")
     assert [[(span.request_id, span.n_tokens) for span in iteration.spans] for iteration in trace.iterations] == [
         [("r0", 3), ("r1", 2), ("r2", 6)],

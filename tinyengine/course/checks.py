@@ -7,7 +7,7 @@
         c.equal("outputs", lambda: run.outputs, expected)
         c.equal("iterations", lambda: run.iterations, 7,
                 mistakes={9: "you admit new requests only when the whole batch has ended"})
-        c.par("idle slot-steps", lambda: run.idle, 0, where=lambda: f"first at iteration {run.first_idle}")
+        c.par("idle slot-steps", lambda: run.idle, 0, where=lambda: f"first at iteration {run.first_idle + 1}")
 
 What is compared may be a value or a function without arguments; inside a function the learner's exceptions become a
 sentence of that one line. At the end the result is shown (while grading also in a private MIME type, which nbval
