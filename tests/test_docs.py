@@ -1,5 +1,6 @@
 """What the documents say is there, is there: links, files, commands, and the measured figures of the embedded model."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -58,6 +59,13 @@ def test_notebooks_show_a_picture_without_a_kernel(path):
     if path.parent.name != "exercises":
         assert all(cell.execution_count for cell in code)
         assert any("image/png" in output.get("data", {}) for output in outputs)
+
+
+def test_the_readme_shows_the_picture_of_the_lesson():
+    """It is the one that lesson 02 stores with cell code-23, byte for byte: run anew, the lesson's is to be copied."""
+    cells = {cell.id: cell for cell in nbformat.read(ROOT / "lessons/02_orca.ipynb", as_version=4).cells}
+    [picture] = [output.data["image/png"] for output in cells["code-23"].outputs if "image/png" in output.data]
+    assert (ROOT / "lessons/images/static_and_orca.png").read_bytes() == base64.b64decode(picture)
 
 
 @pytest.mark.parametrize("name", json.loads((ROOT / "exercises/manifest.json").read_text()))
