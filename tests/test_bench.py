@@ -475,7 +475,7 @@ def test_committed_results_are_whole(path):
 
 def test_peers_say_the_same_as_every_stage_and_are_compared_with_the_limit():
     result = peers.run(loads=(peers.mixed(requests=3, longest=32, max_num_seqs=2),), repeats=1)
-    rows = result["loads"]["mixed"]["rows"]
+    rows = result["loads"]["mixed-2"]["rows"]
     assert [row["name"] for row in rows[:4]] == [
         "transformers, one by one",
         "transformers, static batches",

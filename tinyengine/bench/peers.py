@@ -74,7 +74,7 @@ def mixed(requests: int = 24, longest: int = 256, max_num_seqs: int = 8) -> Load
     for _ in range(requests):
         prompt = [rng.randrange(4, VOCABULARY) for _ in range(rng.randint(16, longest))]
         jobs.append(Job(prompt, rng.randint(16, longest // 2)))
-    return Load("mixed", tuple(jobs), max_num_seqs)
+    return Load(f"mixed-{max_num_seqs}", tuple(jobs), max_num_seqs)
 
 
 def short_long_mix() -> Load:
@@ -104,7 +104,7 @@ def run(
         save_random_model(Path(folder), **SHAPES)
         hf, ours = transformers_model(folder, device), load_model(folder, device, torch.float32)
     results = {}
-    for load in loads or (mixed(), short_long_mix()):
+    for load in loads or (mixed(), mixed(max_num_seqs=24), short_long_mix()):
         runners: dict[str, Callable[[], Run]] = {
             "transformers, one by one": partial(one_by_one, hf, load),
             "transformers, static batches": partial(static_batches, hf, load),
