@@ -10,7 +10,7 @@ from tinyengine.cli import main
 from tinyengine.invariant.faults import FAULTS
 from tinyengine.invariant.forms import FORMS
 from tinyengine.qwen3 import Qwen3
-from tinyengine.verify import checks, ledger
+from tinyengine.verify import checks, hot, ledger
 from tinyengine.verify.checks import CHECKS, chunk_borders, jobs
 from tinyengine.verify.watch import Scenario, Subject
 
@@ -160,6 +160,23 @@ def test_verify_prints_the_ledger_and_says_no_where_it_does_not_hold(monkeypatch
     monkeypatch.setattr(ledger, "INVARIANT", "chunked")
     assert main(["verify", "--device", "cpu"]) == 1
     assert "NOT invariant: chunk borders." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hot_weights_flip_tokens_of_the_plain_engine_and_no_bit_of_the_invariant_one(tiny, dtype):
+    model = hot.hot_model(tiny.config, DTYPES[dtype])
+    plain, invariant = (hot.run(model, stage, requests=12, tokens=24) for stage in ("chunked", "invariant"))
+    assert plain.moved >= 10 and (plain.flipped >= 2 or dtype == "fp32")
+    assert (invariant.flipped, invariant.moved) == (0, 0)
+
+
+def test_verify_counts_the_tokens_that_flip(monkeypatch, capsys):
+    found = {"chunked": hot.Hot(64, 51, 64), "invariant": hot.Hot(64, 0, 0)}
+    monkeypatch.setattr(hot, "compared", lambda config, dtype: found)
+    assert main(["verify", "--hot", "--device", "cpu"]) == 0
+    assert "chunked: of 64 requests, 51 get other tokens in a batch than alone" in capsys.readouterr().out
+    found["invariant"] = hot.Hot(64, 0, 1)
+    assert main(["verify", "--hot", "--device", "cpu"]) == 1
 
 
 @pytest.mark.parametrize("threads", ["0", "-1"])

@@ -15,6 +15,7 @@ def register(commands: argparse._SubParsersAction):
     verify.add_argument("--dtype", choices=DTYPES, help="default: what the checkpoint says")
     verify.add_argument("--threads", type=int, help="of torch on a CPU; default: as many as it takes")
     verify.add_argument("--faults", action="store_true", help="plant eight faults, and say which check catches which")
+    verify.add_argument("--hot", action="store_true", help="count the tokens that flip with large random weights")
     verify.add_argument("--json", type=Path, metavar="PATH", help="write the ledger there")
     verify.set_defaults(func=_verify, outputs=("json",))
 
@@ -24,7 +25,7 @@ def _verify(args) -> int:
 
     from tinyengine import load_model
     from tinyengine.bench.record import check_device
-    from tinyengine.verify import ledger
+    from tinyengine.verify import hot, ledger
 
     check_device(args.device)
     if args.threads is not None:
@@ -33,6 +34,10 @@ def _verify(args) -> int:
         torch.set_num_threads(args.threads)
     model = load_model(args.model, args.device, getattr(torch, args.dtype) if args.dtype else None)
     try:
+        if args.hot:
+            found = hot.compared(model.config, model.dtype)
+            print("\n".join(hot.sentence(*one) for one in found.items()))
+            return 1 if found["invariant"].moved else 0
         if args.faults:
             table = ledger.fault_table(model)
             print(ledger.fault_markdown(table, ledger.describe(model)))

@@ -46,3 +46,16 @@ def run(model: Qwen3, stage: str, requests: int = 64, tokens: int = 64, **option
         compare(seen, alone, count)
         moved += not count.holds
     return Hot(requests, flipped, moved)
+
+
+def compared(config: Config, dtype: torch.dtype) -> dict[str, Hot]:
+    """The fastest stage that promises no bits, and the one that does, on one hot model of this shape."""
+    model = hot_model(config, dtype)
+    return {stage: run(model, stage) for stage in ("chunked", "invariant")}
+
+
+def sentence(stage: str, hot: Hot) -> str:
+    return (
+        f"{stage}: of {hot.requests} requests, {hot.flipped} get other tokens in a batch than alone, and {hot.moved} "
+        "other bits before that"
+    )
