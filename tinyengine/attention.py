@@ -318,20 +318,9 @@ def paged_attention(
     block_size, lengths = keys.shape[1], seqused_k.tolist()
     slots = block_table.long()[:, :, None] * block_size + torch.arange(block_size, device=q.device)
     slots = torch.cat([own[:length] for own, length in zip(slots.flatten(1), lengths)])  # [sum of lengths]
-    counts = cu_seqlens_q.diff().tolist()
-    return each_request(q, keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots], counts, lengths)
-
-
-def each_request(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, counts: list[int], lengths: list[int]
-) -> torch.Tensor:
-    """q [sum of counts, heads, head_dim], keys and values [sum of lengths, kv_heads, head_dim], request by request ->
-    [sum of counts, heads, head_dim]"""
-    out = torch.empty_like(q)
-    each = zip(out.split(counts), q.split(counts), keys.split(lengths), values.split(lengths), strict=True)
-    for own_out, own_q, own_keys, own_values in each:
-        own_out.copy_(one_request(own_q, own_keys, own_values))
-    return out
+    keys, values = keys.flatten(0, 1)[slots].split(lengths), values.flatten(0, 1)[slots].split(lengths)
+    queries = q.split(cu_seqlens_q.diff().tolist())
+    return torch.cat([one_request(*own) for own in zip(queries, keys, values, strict=True)])
 
 
 def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

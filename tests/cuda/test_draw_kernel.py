@@ -1,9 +1,7 @@
 """The drawing kernel gives the tokens of the sampler's own arithmetic, in Triton's interpreter and on the GPU, and
 compiles for cards that are not here."""
 
-import importlib.util
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,19 +9,10 @@ from cuda_fakes import kernel_cases
 
 from tinyengine.sampler import gumbel_noise
 
-MODULE = Path(__file__).parents[2] / "tinyengine" / "kernels" / "draw.py"
-
 
 def interpreted():
     cases = kernel_cases()
-    spec = importlib.util.spec_from_file_location("interpreted_draw", MODULE)
-    module = importlib.util.module_from_spec(spec)
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        os.environ.pop("TRITON_INTERPRET") if before is None else os.environ.update(TRITON_INTERPRET=before)
+    module = cases.load_interpreted("draw")
 
     def draw(*args):
         with cases._interpreted_library():

@@ -6,31 +6,31 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 
-MODULE = Path(__file__).parents[2] / "tinyengine" / "kernels" / "paged.py"
+KERNELS = Path(__file__).parents[2] / "tinyengine" / "kernels"
 
 
-def interpreted():
-    """A second copy of tinyengine.kernels.paged that Triton's interpreter runs on the CPU.
+def load_interpreted(name: str):
+    """A second copy of tinyengine.kernels.<name> that Triton's interpreter runs on the CPU.
 
     `triton.jit` decides when it decorates, so the variable is set only while this copy is loaded; the compiled module
     of the same name, and every other test in this process, see nothing of it.
     """
     import triton.language  # noqa: F401  before the variable is set, so that Triton's own functions can be compiled
 
-    spec = importlib.util.spec_from_file_location("interpreted_paged", MODULE)
+    spec = importlib.util.spec_from_file_location(f"interpreted_{name}", KERNELS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
+    with patch.dict(os.environ, TRITON_INTERPRET="1"):
         spec.loader.exec_module(module)
-    finally:
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
+    return module
+
+
+def interpreted():
+    """The paged kernels, run by the interpreter."""
+    module = load_interpreted("paged")
 
     def run(function):
         def call(*args, **kwargs):

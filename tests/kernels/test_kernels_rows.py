@@ -1,33 +1,11 @@
 """The row-wise kernels of batch invariance: right, the same bits for a row in any batch, and compiled for two GPUs."""
 
-import importlib.util
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_cases import _interpreted_library, rows_apart
+from kernel_cases import _interpreted_library, load_interpreted, rows_apart
 from test_kernels_compile import assert_it_runs, compiler  # noqa: F401  the fixture compiles into a folder of its own
-
-KERNELS = Path(__file__).parents[2] / "tinyengine" / "kernels"
-
-
-def load(name: str):
-    """A copy of the module that Triton's interpreter runs: `triton.jit` decides when it decorates."""
-    import triton.language  # noqa: F401  before the variable is set
-
-    spec = importlib.util.spec_from_file_location(f"interpreted_{name}", KERNELS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del os.environ["TRITON_INTERPRET"]
-        if before is not None:
-            os.environ["TRITON_INTERPRET"] = before
-    return module
 
 
 @pytest.fixture(scope="module", params=["interpreter", pytest.param("gpu", marks=pytest.mark.cuda)])
@@ -47,7 +25,7 @@ def rows(request, triton):
         return call
 
     return SimpleNamespace(
-        device="cpu", linear=run(load("matmul").linear), rms_norm=run(load("rmsnorm").rms_norm)
+        device="cpu", linear=run(load_interpreted("matmul").linear), rms_norm=run(load_interpreted("rmsnorm").rms_norm)
     )
 
 

@@ -24,7 +24,6 @@ PARTS = (
     *("schedule", "batch", "attention, set-up", LINEAR, "norms", "q, k: norms, rope", "SwiGLU", "K/V write", ATTENTION),
     *(REST, "sampling", "transfer back", "trace", "commit", "outputs", LOOP),
 )
-WRITERS = {"triton": "paged", "numba": "cpu"}  # kernels that write K/V themselves, by backend
 
 Wrap = Callable[[Callable, str], Callable]
 
@@ -79,8 +78,8 @@ def watched(engine: Engine, wrap: Wrap) -> Iterator[Callable]:
         (engine.scheduler, "commit", "commit"),
         (engine, "_deliver_all", "outputs"),
     ]
-    if attention.backend in WRITERS:
-        places.append((import_module(f"tinyengine.kernels.{WRITERS[attention.backend]}"), "write_kv", "K/V write"))
+    if attention.backend == "triton":  # its kernel writes K/V; all others go through the cache
+        places.append((import_module("tinyengine.kernels.paged"), "write_kv", "K/V write"))
     with ExitStack() as stack:
         stack.enter_context(patch.object(engine, "operators", operators))
         stack.enter_context(patch.object(type(attention), "__call__", attend))

@@ -49,7 +49,7 @@ def run(model: Qwen3, stage: str, requests: int = 64, tokens: int = 64, **option
 
 
 def compared(config: Config, dtype: torch.dtype) -> dict[str, Hot]:
-    """The fastest stage that promises no bits, and the one that does, on one hot model of this shape."""
+    """The stage before, which promises no bits, and the one that does, on one hot model of this shape."""
     model = hot_model(config, dtype)
     return {stage: run(model, stage) for stage in ("chunked", "invariant")}
 
