@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tinyengine import STAGES, Engine, SamplingParams, Trace
+from tinyengine.compiled import CompiledDecode
 from tinyengine.inputs import CPU_KV_BYTES, estimate_num_slots
 from tinyengine.memory import Slots
 from tinyengine.qwen3 import Qwen3
@@ -359,6 +360,8 @@ def test_a_step_that_raises_can_be_repeated(engine, alone, monkeypatch, where, a
             raise RuntimeError("out of memory")
 
         patch.setattr(Qwen3, where, fail)
+        if where == "forward":
+            patch.setattr(CompiledDecode, "__call__", fail)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.step()

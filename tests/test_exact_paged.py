@@ -75,6 +75,7 @@ def draw_setup(rng: random.Random, stage: str) -> Setup:
     ]
     needed = max(len(job.prompt) + job.params.max_tokens for job in jobs)
     options: dict = {"max_num_seqs": rng.randint(3, 6) if crowd else rng.randint(1, 6)}
+    options["compiled_decode"] = rng.random() < 0.7
     if STAGES[stage][1] is not Blocks:
         return Setup(stage, {**options, "num_slots": needed + rng.randint(0, 100)}, jobs)
     block_size = 2 ** rng.randint(0, 5 if crowd else 8)
@@ -242,9 +243,8 @@ def misread(monkeypatch, change):
 
     def init_queries(self, batch, few):
         real_queries(self, batch, few)
-        self.block_table = self.block_table.copy()
-        for row, length in zip(self.block_table, batch.lengths, strict=True):
-            used = -(-length // batch.block_size)
+        for row, length in zip(self.table, batch.lengths, strict=True):
+            used = -(-length // self.block_size)
             row[:used] = change(list(row[:used]))
 
     monkeypatch.setattr(cpu.Queries, "__init__", init_queries)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from tqdm.auto import tqdm
 
+from tinyengine import compiled
 from tinyengine.attention import KVCache, make_attention
 from tinyengine.batch import Batch
 from tinyengine.clock import WallClock
@@ -81,6 +82,7 @@ class Engine:
     attention_backend: of the stages that have blocks: "auto", or one of attention.BACKENDS (see PagedAttention).
     split_kv: on CUDA, several programs share the keys of a request where few long ones decode.
     cuda_graphs: decode steps are recorded and replayed (see DecodeGraphs); None does so where it can, True insists.
+    compiled_decode: on a CPU with one thread, decode steps are one compiled call where they can (see CompiledDecode).
     overlap: the next iteration is launched while the last one's tokens are still on their way (see overlap); step()
         then gives each token one step later. The outputs are the same.
     options: further ones of the stage's scheduler, such as policy="priority" or num_speculative_tokens=4.
@@ -104,6 +106,7 @@ class Engine:
         attention_backend: str = "auto",
         split_kv: bool = True,
         cuda_graphs: bool | None = None,
+        compiled_decode: bool = True,
         overlap: bool = False,
         **options,
     ):
@@ -113,7 +116,8 @@ class Engine:
             raise ValueError(f"model is {model!r}, but must be a model: load_model({model!r}), say")
         if scheduler is not None and not isinstance(scheduler, Scheduler):
             raise ValueError(f"scheduler is {scheduler!r}, but must be an instance of a Scheduler, with its memory")
-        for name, choice in {"enable_prefix_caching": enable_prefix_caching, "overlap": overlap}.items():
+        switches = {"compiled_decode": compiled_decode, "overlap": overlap}
+        for name, choice in {"enable_prefix_caching": enable_prefix_caching, **switches}.items():
             if not isinstance(choice, bool):
                 raise ValueError(f"{name} is {choice!r}, but must be True or False")
         if enable_prefix_caching and scheduler is not None:
@@ -144,6 +148,8 @@ class Engine:
         self.graphs: DecodeGraphs | None = None
         if cuda_graphs is not False and not lacking:
             self.graphs = DecodeGraphs(self._hidden, self.memory.n_slots, scheduler.max_num_seqs, on_cuda())
+        is_compiled = compiled_decode and compiled.suits(model, self.attention, self.operators)
+        self.compiled = compiled.CompiledDecode(model, self.attention, self.operators) if is_compiled else None
         self.overlap = overlap
         self._fetch: Fetch = fetch
         self._flight: Flight | None = None
@@ -301,9 +307,9 @@ class Engine:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """Runs the model on a batch: [len(batch.due), vocab]."""
-        replayed = self.graphs and self.graphs.suits(batch)
+        in_one_go = self._in_one_go(batch)
         try:
-            hidden = self.graphs(batch) if replayed else self._hidden(batch)[batch.last]
+            hidden = in_one_go(batch) if in_one_go else self._hidden(batch)[batch.last]
             return self.model.logits(hidden, self.operators)
         except BaseException:
             self.trace.hold(self.memory.holdings())  # whom this step preempted, the next may admit again
@@ -312,6 +318,14 @@ class Engine:
     def _hidden(self, batch: Batch) -> torch.Tensor:
         """[len(batch.tokens), hidden]"""
         return self.model(batch.tokens, batch.positions, self.attention(batch), self.operators)
+
+    def _in_one_go(self, batch: Batch) -> DecodeGraphs | compiled.CompiledDecode | None:
+        """What runs the whole model on such a batch, without Python between the layers; None for most batches."""
+        if self.graphs and self.graphs.suits(batch):
+            return self.graphs
+        if self.compiled and self.compiled.suits(batch, self.attention, self.operators):
+            return self.compiled
+        return None
 
     def _padding(self, batch: Batch) -> int:
         return self.graphs.padding(batch) if self.graphs and self.graphs.suits(batch) else batch.padding

@@ -72,48 +72,98 @@ class Compiled(Operators):
 
 
 class Packed(Compiled):
-    """And a second copy of the weights, in the order in which oneDNN's kernels read them: nothing is to be rearranged
-    in a call. F.linear does without in float32, and was slower where this was tried."""
+    """And a second copy of the weights, in the order in which a product of few rows reads them: nothing is to be
+    rearranged in a call. F.linear does without in float32, and was slower where this was tried.
+
+    A kind of it knows how to `pack` a weight, and to `multiply` by what it packed.
+    """
 
     def __init__(self, model: torch.nn.Module):
         super().__init__(model)
         weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
         # What was copied is kept (`detach`), or its place in memory could be given to what comes after it.
-        self._packs = {weight: (_state(weight), weight.detach(), _packed(weight)) for weight in weights}
+        self._packs = {weight: (_state(weight), weight.detach(), self.pack(weight.detach())) for weight in weights}
 
     @staticmethod
     def suits(model: torch.nn.Module) -> bool:
-        """An x86 CPU, a torch that has oneDNN, and weights of which torch counts how often they are written to.
-        (torch.compile's own CPU backend calls the same two functions; they have no public name.)"""
-        has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        """An x86 CPU, and weights of which torch counts how often they are written to."""
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
         is_counted = not any(weight.is_inference() for weight in model.parameters())
-        return Compiled.suits(model) and is_x86 and has_onednn and is_counted
+        return Compiled.suits(model) and is_x86 and is_counted
 
     def is_current(self, model: torch.nn.Module) -> bool:
         linears = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
-        return all(self._pack(linear.weight) is not None for linear in linears)
+        return all(self.packed(linear.weight) is not None for linear in linears)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        # a matrix by a vector reads each weight once, in any order
-        pack = None if len(x) == 1 else self._pack(weight)
-        if pack is None:
-            return F.linear(x, weight)
-        return torch.ops.mkldnn._linear_pointwise(x, pack, None, "none", [], "")
+        pack = self.packed(weight)
+        return F.linear(x, weight) if pack is None else self.multiply(x, pack, len(weight))
 
-    def _pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+    def packed(self, weight: torch.Tensor) -> torch.Tensor | None:
         """The copy of a weight; None for one that was written to, or put in another's place, since it was made."""
         state, _, pack = self._packs.get(weight, (None, None, None))
         return pack if state == _state(weight) else None
 
 
+class PackedForOneDNN(Packed):
+    """With oneDNN's product. (torch.compile's own CPU backend calls the same two functions: they have no public name.)
+    """
+
+    @staticmethod
+    def suits(model: torch.nn.Module) -> bool:
+        has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        return has_onednn and Packed.suits(model)
+
+    @staticmethod
+    def pack(weight: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._reorder_linear_weight(weight, None)
+
+    @staticmethod
+    def multiply(x: torch.Tensor, pack: torch.Tensor, out: int) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, pack, None, "none", [], "")
+
+
+class PackedForOneThread(Packed):
+    """With a product of our own (`kernels.linear`), up to twice as fast as oneDNN's for few rows. It has one thread, so
+    where there are several it serves models that are SMALL, and oneDNN takes over for more than FEW_ROWS."""
+
+    SMALL = 64 << 20  # bytes of weights: one thread reads them about as fast as several, most of them from a cache
+    FEW_ROWS = 16  # two threads of oneDNN's were faster from 24 on
+
+    def __init__(self, model: torch.nn.Module):
+        from tinyengine.kernels import linear  # imported here: it needs numba
+
+        self.pack, self.multiply = linear.pack, linear.linear
+        super().__init__(model)
+        self._for_more_threads = PackedForOneDNN(model) if self._are_more(model) else None
+
+    @staticmethod
+    def suits(model: torch.nn.Module) -> bool:
+        is_small = sum(weight.nbytes for weight in model.parameters()) <= PackedForOneThread.SMALL
+        if not Packed.suits(model) or not (is_small or torch.get_num_threads() == 1):
+            return False
+        from tinyengine.kernels import linear  # imported here: it needs numba
+
+        return linear.suits()
+
+    @staticmethod
+    def _are_more(model: torch.nn.Module) -> bool:
+        return torch.get_num_threads() > 1 and PackedForOneDNN.suits(model)
+
+    def is_current(self, model: torch.nn.Module) -> bool:
+        return super().is_current(model) and self._are_more(model) == bool(self._for_more_threads)
+
+    def is_best_for(self, rows: int) -> bool:
+        return rows <= self.FEW_ROWS or self._for_more_threads is None
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        operators = super() if self.is_best_for(len(x)) else self._for_more_threads
+        return operators.linear(x, weight)
+
+
 def _state(weight: torch.Tensor) -> tuple[int, int]:
     """Changes with every write that torch knows of; one through `weight.data` leaves no mark."""
     return weight._version, weight.data_ptr()
-
-
-def _packed(weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
 
 def _loops_for(model: torch.nn.Module):
@@ -126,10 +176,11 @@ _fast: WeakKeyDictionary[torch.nn.Module, Compiled] = WeakKeyDictionary()  # one
 
 
 def plain(model: torch.nn.Module) -> Operators:
-    """The fastest operators that the model's device and dtype allow."""
-    kind = next((kind for kind in (Packed, Compiled) if kind.suits(model)), None)
+    """The fastest operators that the model's device and dtype, and this process' threads, allow."""
+    kinds = PackedForOneThread, PackedForOneDNN, Compiled
+    kind = next((kind for kind in kinds if kind.suits(model)), None)
     if kind is None:
         return PLAIN
-    if model not in _fast or not _fast[model].is_current(model):
+    if type(_fast.get(model)) is not kind or not _fast[model].is_current(model):
         _fast[model] = kind(model)
     return _fast[model]

@@ -121,7 +121,7 @@ class Qwen3(nn.Module):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, operators: Operators = PLAIN
     ) -> torch.Tensor:
-        cos, sin = self._rope_tables()
+        cos, sin = self.rope_tables()
         rope = cos[positions, None], sin[positions, None]  # [R, 1, head_dim]: the same for every head
         x = self.embed_tokens(tokens)
         for layer in self.layers:
@@ -131,7 +131,7 @@ class Qwen3(nn.Module):
     def logits(self, hidden: torch.Tensor, operators: Operators = PLAIN) -> torch.Tensor:
         return operators.linear(hidden, self.lm_head.weight)
 
-    def _rope_tables(self) -> Rope:
+    def rope_tables(self) -> Rope:
         """cos and sin of every position's angles, [max positions, head_dim], made once. In float32 up to the end: in
         bf16 the angle of position 257 would be that of position 256."""
         if self._rope is None:

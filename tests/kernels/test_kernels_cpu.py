@@ -27,7 +27,11 @@ ALL = math.inf  # every row by itself
 def attend(case, few: float = ALL, fill: float = 7.0) -> torch.Tensor:
     q, keys, values, starts, lengths, table = case.args
     batch = SimpleNamespace(
-        block_table=table, block_size=keys.shape[1], counts=starts.diff().tolist(), lengths=lengths.tolist()
+        block_table=table,
+        tables=table.tolist(),
+        block_size=keys.shape[1],
+        counts=starts.diff().tolist(),
+        lengths=lengths.tolist(),
     )
     out = torch.full_like(q, fill)
     cpu.paged_attention(q, keys.flatten(0, 1).numpy(), values.flatten(0, 1).numpy(), cpu.Queries(batch, few), out)
@@ -84,7 +88,11 @@ def test_no_bit_depends_on_blocks_neighbours_or_chunks(block_size):
         table = torch.zeros(3, blocks, dtype=torch.int32)
         table[1] = torch.arange(blocks, 2 * blocks)
         batch = SimpleNamespace(
-            block_table=table, block_size=block_size, counts=[1, 1, 1], lengths=[1, position + 1, 1]
+            block_table=table,
+            tables=table.tolist(),
+            block_size=block_size,
+            counts=[1, 1, 1],
+            lengths=[1, position + 1, 1],
         )
         out = torch.empty(3, 4, 16)
         mixed = torch.stack([others[0], q[position], others[1]])
@@ -159,7 +167,9 @@ def test_no_block_outside_of_the_arena_is_read(block):
     q, keys, values, out = torch.zeros(1, 2, 4), *torch.zeros(2, 12, 2, 4), torch.zeros(1, 2, 4)
 
     def attend_over(table, length):
-        batch = SimpleNamespace(block_table=torch.tensor([table]), block_size=3, counts=[1], lengths=[length])
+        batch = SimpleNamespace(
+            block_table=torch.tensor([table]), tables=[table], block_size=3, counts=[1], lengths=[length]
+        )
         cpu.paged_attention(q, keys.numpy(), values.numpy(), cpu.Queries(batch, ALL), out)
 
     attend_over([3, block], 3)  # behind the context nobody looks
@@ -227,9 +237,8 @@ def test_the_pure_python_of_a_loop_says_the_same():
     """What a reader reads is what runs."""
     case = build([2, 1], [3, 5], dtype=torch.float32, **{**SHAPE, "head_dim": 4})
     q, keys, values, _, _, table = (part.numpy() for part in case.args)
-    out = np.empty_like(q)
+    out, size = np.empty_like(q), keys.shape[1]
     queries = np.array([0, 0, 1]), np.arange(3), np.array([4, 5, 6])
-    cpu._paged_attention.py_func(
-        q, keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:]), keys.shape[1], table, *queries, out
-    )
+    arena = keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
+    cpu._paged_attention.py_func(q, *arena, size, table * size, *queries, out)
     assert np.abs(out - definition(case).numpy()).max() < 3e-6

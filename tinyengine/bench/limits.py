@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 
 from tinyengine.attention import side_by_side
+from tinyengine.operators import Operators
 from tinyengine.stages import STAGES
 from tinyengine.trace import Iteration, Trace
 
@@ -78,9 +79,10 @@ def flop_of(model, spans: Sequence[tuple[int, int]], due: int) -> int:
 class Products:
     """The bare matrix products of iterations, on operands that lie ready."""
 
-    def __init__(self, model, stage: str, iterations: Sequence[Iteration]):
+    def __init__(self, model, stage: str, iterations: Sequence[Iteration], operators: Operators | None = None):
+        """operators: by which the linear layers are computed; None takes the stage's own."""
         self.model, self.iterations = model, iterations
-        self.operators = STAGES[stage][2].operators(model)
+        self.operators = operators or STAGES[stage][2].operators(model)
         self.weights = [
             linear.weight
             for layer in model.layers

@@ -2,8 +2,9 @@
 a chunk of a prompt joins them, by the `chunked` engine.
 
 The engine knows nothing of it: its parts are wrapped from outside. Steps with and without timers take turns, and the
-times of the parts are scaled to the step without. On CUDA the profiler of torch says besides how long the GPU worked
-for each part.
+times of the parts are scaled to the step without. A step that runs in one go, compiled or as a CUDA graph, has no
+parts, so its time stands beside that of the step layer by layer. On CUDA the profiler of torch says besides how long
+the GPU worked for each part.
 """
 
 import random
@@ -30,6 +31,7 @@ from tinyengine.bench.table import Table, number, percent
 from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
 from tinyengine.model.untrained import save_random_model
+from tinyengine.operators import PLAIN, Operators, PackedForOneDNN, PackedForOneThread
 from tinyengine.request import SamplingParams
 
 IN_A_ROW = 5  # steps with timers, and steps without
@@ -72,7 +74,7 @@ class Case:
     """An engine, and what brings it to the next step of the kind that is looked at.
 
     requests: so many decode behind prompts of 16 to 256 tokens, for so many steps. chunk: new tokens, the second third
-    of a prompt.
+    of a prompt. engine: layer by layer. in_one_go: another one, that runs decodes as it does by itself.
     """
 
     def __init__(self, model, name: str, requests: int, budget: int, steps: int, chunk: int = 0):
@@ -81,23 +83,30 @@ class Case:
         prompts = [job.prompt for job in peers.mixed(requests).jobs]
         room = sum(map(len, prompts)) + requests * (steps + PAGE) + 3 * chunk + PAGE
         sizes = {"max_num_seqs": requests + bool(chunk), "num_slots": room, "block_size": PAGE}
-        if model.device.type == "cuda":
-            sizes["cuda_graphs"] = False  # a graph's replay has no parts
-        self.engine = Engine(model, max_num_batched_tokens=budget, **sizes)
-        for prompt in prompts:
-            self.engine.add_request(self._fitting(prompt), SamplingParams(max_tokens=steps, ignore_eos=True))
-        while any(request.computed < request.num_prompt_tokens for request in self.engine._requests.values()):
-            self.engine.step()
+        self.engine = Engine(
+            model, max_num_batched_tokens=budget, cuda_graphs=False, compiled_decode=False, **sizes
+        )
+        self.in_one_go = Engine(model, max_num_batched_tokens=budget, **sizes)
+        self.others = {}  # operators whose linear layers are compared with the engine's
+        if isinstance(self.engine.operators, PackedForOneThread):
+            self.others["by F.linear"] = PLAIN
+            if PackedForOneDNN.suits(model):
+                self.others["by oneDNN"] = PackedForOneDNN(model)
+        for engine in (self.engine, self.in_one_go):
+            for prompt in prompts:
+                engine.add_request(self._fitting(prompt), SamplingParams(max_tokens=steps, ignore_eos=True))
+            while any(request.computed < request.num_prompt_tokens for request in engine._requests.values()):
+                engine.step()
 
-    def ready(self):
+    def ready(self, engine: Engine):
         if not self.chunk:
             return
-        while len(self.engine._requests) > self.requests:  # the last prompt has tokens left
-            self.engine.step()
+        while len(engine._requests) > self.requests:  # the last prompt has tokens left
+            engine.step()
         rng = random.Random(0)
         prompt = [rng.randrange(self.vocab_size) for _ in range(3 * self.chunk)]
-        self.engine.add_request(prompt, SamplingParams(max_tokens=1))
-        self.engine.step()
+        engine.add_request(prompt, SamplingParams(max_tokens=1))
+        engine.step()
 
     def _fitting(self, prompt: list[int]) -> list[int]:
         return [token % self.vocab_size for token in prompt]
@@ -105,20 +114,24 @@ class Case:
 
 def _profile(case: Case, matrix: int, rounds: int) -> dict:
     """Whatever is compared takes turns."""
-    plain, parts, needs = [], [], []
+    plain, in_one_go, parts, needs, others = [], [], [], [], []
     for _ in range(rounds):
-        plain += _plain(case)
+        plain += _plain(case, case.engine)
+        in_one_go += _plain(case, case.in_one_go)
         parts += _parts(case)
         needs.append(_needs(case, matrix))
+        others.append({name: _linear(case, operators) for name, operators in case.others.items()})
     whole, with_timers = median(plain), median(sum(own.values()) for own in parts)
     names = dict.fromkeys(part for own in parts for part in own)
     typical = {part: median(own.get(part, 0.0) for own in parts) for part in sorted(names, key=_place)}
     return {
         "seconds": whole,
+        "in_one_go": median(in_one_go),
         "with_timers": with_timers,
         "parts": {part: typical[part] * whole / sum(typical.values()) for part in typical},
         "gpu": _on_gpu(case) if case.engine.model.device.type == "cuda" else None,
         **{name: median(own[name] for own in needs) for name in needs[0]},
+        "others": {name: median(own[name] for own in others) for name in case.others},
     }
 
 
@@ -126,13 +139,13 @@ def _place(part: str) -> int:
     return PARTS.index(part) if part in PARTS else PARTS.index(REST)
 
 
-def _plain(case: Case) -> list[float]:
+def _plain(case: Case, engine: Engine) -> list[float]:
     """Seconds of steps without timers. The first one does not count: it still meets what a change has upset."""
     times = []
     for _ in range(IN_A_ROW + 1):
-        case.ready()
+        case.ready(engine)
         started = perf_counter()
-        case.engine.step()
+        engine.step()
         times.append(perf_counter() - started)
     return times[1:]
 
@@ -142,7 +155,7 @@ def _parts(case: Case) -> list[dict[str, float]]:
     meter, steps = Meter(), []
     with watched(case.engine, meter.wrap) as step:
         for _ in range(IN_A_ROW + 1):
-            case.ready()
+            case.ready(case.engine)
             meter.seconds.clear()
             step()
             steps.append(dict(meter.seconds))
@@ -168,6 +181,13 @@ def _needs(case: Case, matrix: int) -> dict[str, float]:
     }
 
 
+def _linear(case: Case, operators: Operators) -> float:
+    """Seconds of the last step's linear layers, by other operators."""
+    model, iteration = case.engine.model, case.engine.trace.iterations[-1]
+    bare = Products(model, "chunked", [iteration], operators)
+    return seconds(lambda: bare.linear(0), model.device.type, repeats=3)
+
+
 def _rate_of_widest(engine: Engine, rows: int) -> float:
     """Floating-point operations a second of the widest layer over so many rows, by the engine's own operators: a square
     product by torch's is not always the fastest that a CPU can do."""
@@ -184,7 +204,7 @@ def _on_gpu(case: Case, repeats: int = 5) -> dict[str, float]:
 
     steps = []
     for _ in range(repeats + 1):  # the first one sets the profiler up
-        case.ready()
+        case.ready(case.engine)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             with watched(case.engine, ranged) as step:
                 step()
@@ -209,7 +229,9 @@ def table(result: dict) -> Table:
     ]
     rows.append(("the step", *(cell for step in steps.values() for cell in _cells(step["seconds"], step))))
     for name, bare in (
+        ("the step in one go", lambda step: step["in_one_go"]),
         ("bare linear layers", lambda step: step[LINEAR]),
+        *((name, lambda step, name=name: step["others"][name]) for name in next(iter(steps.values()))["others"]),
         ("bare attention", lambda step: step[ATTENTION]),
         ("copying its bytes", lambda step: step["bytes"] / step["bytes_per_s"]),
         ("its operations", lambda step: step["flop"] / step["flop_per_s"]),
@@ -218,11 +240,14 @@ def table(result: dict) -> Table:
         rows.append((name, *(cell for pair in cells for cell in pair)))
     slower = [step["with_timers"] / step["seconds"] - 1 for step in steps.values()]
     model = result["model"]
+    by_torch = ", and by those of torch" if next(iter(steps.values()))["others"] else ""
     note = (
         f"Qwen3 of {model['num_hidden_layers']} layers of {model['hidden_size']}, random weights, {result['dtype']}; "
-        "requests behind prompts of 16 to 256 tokens and what they have decoded since. Bare: the matrix products "
-        "alone, on operands that lie ready. Its bytes: weights and K/V read once, at the rate of a copy that touches "
-        "as many. Its operations: at the rate of the faster of one large square product and of the model's widest "
+        "requests behind prompts of 16 to 256 tokens and what they have decoded since. In one go: without Python "
+        "between the layers, as the engine does by itself; the parts are those of a step layer by layer. Bare: the "
+        f"matrix products alone, on operands that lie ready; linear layers by the engine's own product{by_torch}. "
+        "Its bytes: weights and K/V read once, at the rate of a copy that touches as many. Its operations: at the rate "
+        "of the faster of one large square product and of the model's widest "
         f"layer over {number(result['matrix'])} rows.\n\n"
         + "".join(f"- {_bound(name, step)}\n" for name, step in steps.items())
         + f"\nMedians of {result['rounds']} rounds of {result['in_a_row']} steps, in turn with all that they are "
@@ -250,8 +275,9 @@ def _bound(name: str, step: dict) -> str:
         f"{step['bytes'] / 1e6:,.1f} MB at {step['bytes_per_s'] / 1e9:,.1f} GB/s and {step['flop'] / 1e9:,.2f} GFLOP "
         f"at {step['flop_per_s'] / 1e9:,.0f} GFLOP/s, of which "
         f"{'reading' if reading > computing else 'computing'} takes longer; the bare products take "
-        f"{bare / longer:.2f}x of that, and the step {step['seconds'] / bare:.2f}x of the products. Beyond these, "
-        f"most goes to {first} ({_us(beyond[first])} µs) and next to {second} ({_us(beyond[second])} µs)."
+        f"{bare / longer:.2f}x of that, and the step {step['seconds'] / bare:.2f}x of the products, in one go "
+        f"{step['in_one_go'] / bare:.2f}x. Layer by layer, most beyond the products goes to {first} "
+        f"({_us(beyond[first])} µs) and next to {second} ({_us(beyond[second])} µs)."
     )
 
 

@@ -109,10 +109,23 @@ def write_kv(keys: np.ndarray, values: np.ndarray, slot_mapping: torch.Tensor, k
     try:
         _write_kv(keys, values, slot_mapping.numpy(), k.numpy(), v.numpy())
     except IndexError:
-        raise IndexError(
-            f"slot_mapping goes from slot {slot_mapping.min()} to {slot_mapping.max()}, but the arena has slots 0 to "
-            f"{len(keys) - 1}: look at `slots` of the scheduler's memory"
-        ) from None
+        raise outside_of(len(keys), slot_mapping) from None
+
+
+def outside_of(n_slots: int, slot_mapping: torch.Tensor, queries: "Queries | None" = None) -> IndexError:
+    """What to say of slots, or else of queries' blocks, that an arena of n_slots does not have."""
+    first, last = slot_mapping.min().item(), slot_mapping.max().item()
+    if queries is None or first < 0 or last >= n_slots:
+        return IndexError(
+            f"slot_mapping goes from slot {first} to {last}, but the arena has slots 0 to {n_slots - 1}: look at "
+            "`slots` of the scheduler's memory"
+        )
+    table, size = queries.table // queries.block_size, queries.block_size
+    return IndexError(
+        f"block tables of up to {table.shape[1]} blocks from {table.min()} to {table.max()} are to hold "
+        f"{queries.seen.max()} keys, but the arena has blocks 0 to {n_slots // size - 1} of {size}: look at the "
+        "`table` of each request"
+    )
 
 
 @compiled
@@ -128,10 +141,22 @@ def _write_kv(keys, values, slot_mapping, k, v):
 
 class Queries:
     """The rows of a batch whose requests have at most `few` new tokens, one by one. rows [n]: where they stand in the
-    batch. requests [n]: whose they are. seen [n]: how many keys each sees, those up to its own position."""
+    batch. requests [n]: whose they are. seen [n]: how many keys each sees, those up to its own position.
+
+    table [B, most blocks]: the slot at which each block of a request begins. Where a request's slots are one piece,
+    that piece is read in blocks of PIECE.
+    """
+
+    PIECE = 16
 
     def __init__(self, batch: Batch, few: float):
-        self.block_table, self.block_size = batch.block_table.numpy(), batch.block_size
+        if batch.block_size == 1 and all(isinstance(table, range) for table in batch.tables):
+            self.block_size = self.PIECE
+            starts = np.array([table.start for table in batch.tables])
+            self.table = starts[:, None] + np.arange(0, max(batch.lengths), self.PIECE)
+        else:
+            self.block_size = batch.block_size
+            self.table = batch.block_table.numpy().astype(np.int64) * self.block_size
         requests, rows, seen = [], [], []
         start = 0
         for request, (count, length) in enumerate(zip(batch.counts, batch.lengths)):
@@ -146,33 +171,28 @@ class Queries:
 def paged_attention(q: torch.Tensor, keys: np.ndarray, values: np.ndarray, queries: Queries, out: torch.Tensor):
     """Writes the attention of `queries` to their rows of out. q and out [R, heads, head_dim]; keys and values [slots,
     kv_heads, head_dim], one layer of the arena. Raises IndexError for a block that the arena does not have."""
-    places = queries.block_size, queries.block_table, queries.requests, queries.rows, queries.seen
+    places = queries.block_size, queries.table, queries.requests, queries.rows, queries.seen
     if not len(queries.rows):
         return
     try:
         _paged_attention(q.numpy(), keys, values, *places, out.numpy())
     except IndexError:
-        table, size = queries.block_table, queries.block_size
-        raise IndexError(
-            f"block tables of up to {table.shape[1]} blocks from {table.min()} to {table.max()} are to hold "
-            f"{queries.seen.max()} keys, but the arena has blocks 0 to {len(keys) // size - 1} of {size}: look at the "
-            "`table` of each request"
-        ) from None
+        raise outside_of(len(keys), torch.zeros(1), queries) from None
 
 
 @compiled
-def _paged_attention(q, keys, values, block_size, block_table, requests, rows, seen, out):
+def _paged_attention(q, keys, values, block_size, tables, requests, rows, seen, out):
     (heads, head_dim), kv_heads = q.shape[1:], keys.shape[1]
     group = heads // kv_heads  # query heads that share a key head
     scale = np.float32(1 / np.sqrt(head_dim))
     scores = np.empty((heads, seen.max()), dtype=np.float32)
     slot_bytes = kv_heads * head_dim * 4
     for request, row, length in zip(requests, rows, seen):
-        table = block_table[request]
-        _check_blocks(table, -(-length // block_size), len(keys) // block_size)
+        table = tables[request]
+        _check_blocks(table, block_size, length, len(keys))
         for start in range(0, length, block_size):
-            slot = table[start // block_size] * block_size
-            ahead = table[min(start + block_size, length - 1) // block_size] * block_size
+            slot = table[start // block_size]
+            ahead = table[min(start + block_size, length - 1) // block_size]
             for position in range(start, min(start + block_size, length)):
                 _prefetch(keys.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
                 for kv_head in range(kv_heads):  # inside of positions: memory is read in the order in which it lies
@@ -188,8 +208,8 @@ def _paged_attention(q, keys, values, block_size, block_table, requests, rows, s
                 out[row, head, i] = 0
 
         for start in range(0, length, block_size):
-            slot = table[start // block_size] * block_size
-            ahead = table[min(start + block_size, length - 1) // block_size] * block_size
+            slot = table[start // block_size]
+            ahead = table[min(start + block_size, length - 1) // block_size]
             for position in range(start, min(start + block_size, length)):
                 _prefetch(values.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
                 for kv_head in range(kv_heads):
@@ -200,11 +220,12 @@ def _paged_attention(q, keys, values, block_size, block_table, requests, rows, s
 
 
 @compiled
-def _check_blocks(table, needed, n_blocks):
-    if needed > len(table):
+def _check_blocks(table, block_size, length, n_slots):
+    if length > len(table) * block_size:
         raise IndexError
-    for block in table[:needed]:
-        if not 0 <= block < n_blocks:
+    for start in range(0, length, block_size):
+        slot = table[start // block_size]
+        if not 0 <= slot <= n_slots - min(block_size, length - start):
             raise IndexError
 
 
@@ -252,11 +273,11 @@ def _as_float(typing, bits):
 @compiled
 def _prefetch(address, offset, size):
     for i in range(0, size, 64):
-        _prefetch_line(address + offset + i)
+        prefetch_line(address + offset + i)
 
 
 @intrinsic
-def _prefetch_line(typing, address):
+def prefetch_line(typing, address):
     """Asks for the cache line at an address, and does not wait for it."""
 
     def prefetch(context, builder, signature, arguments):
