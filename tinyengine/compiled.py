@@ -11,15 +11,18 @@ import torch
 
 from tinyengine.attention import FEW, PagedAttention, PerRequest
 from tinyengine.batch import Batch
+from tinyengine.invariant import Invariant
+from tinyengine.invariant.compiled import OneProduct
 from tinyengine.operators import Operators, PackedForOneThread
 from tinyengine.qwen3 import Layer, Qwen3
 
 
 def suits(model: Qwen3, attention, operators: Operators) -> bool:
     """Whether all that an engine computes with is compiled: weights are packed for one thread, and loops read K/V."""
-    if type(operators) is not PackedForOneThread:
+    if type(operators) not in (PackedForOneThread, OneProduct):
         return False
-    if type(attention) is not PerRequest and not (type(attention) is PagedAttention and attention.backend == "numba"):
+    has_loops = attention.cache.loops and getattr(attention, "backend", "numba") == "numba"
+    if type(attention) not in (PerRequest, PagedAttention, Invariant) or not has_loops:
         return False
     from tinyengine.kernels.linear import WIDTH  # imported here: it needs numba
 
@@ -29,11 +32,12 @@ def suits(model: Qwen3, attention, operators: Operators) -> bool:
 class CompiledDecode:
     """The model on batches of few rows, for an engine whose parts suit."""
 
-    def __init__(self, model: Qwen3, attention, operators: PackedForOneThread):
+    def __init__(self, model: Qwen3, attention, operators: PackedForOneThread | OneProduct):
         from tinyengine.kernels import cpu, decode  # imported here: they need numba
 
         self._cpu, self._decode = cpu, decode
         self._attention, self._operators = attention, operators
+        self._num_threads = torch.get_num_threads()
         self._parameters = list(model.parameters())
         # What is read by its address is kept, or that place in memory could be given to what comes after it.
         self._kept = [parameter.detach() for parameter in self._parameters]
@@ -43,9 +47,11 @@ class CompiledDecode:
 
     def suits(self, batch: Batch, attention, operators: Operators) -> bool:
         """Whether no request has more new tokens than are best done one by one, nor all together more than one thread
-        should do; and attention, operators and weights are still those that this was made of: what somebody has put in
-        their place is to be heard."""
+        should do; and attention, operators, weights and threads are still those that this was made for: what somebody
+        has put in their place is to be heard."""
         if attention is not self._attention or operators is not self._operators:
+            return False
+        if torch.get_num_threads() != self._num_threads:
             return False
         are_few = max(batch.counts) <= FEW and operators.is_best_for(len(batch.tokens))
         return are_few and self._weights_now() == self._state

@@ -157,8 +157,12 @@ class PackedForOneThread(Packed):
         return rows <= self.FEW_ROWS or self._for_more_threads is None
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        operators = super() if self.is_best_for(len(x)) else self._for_more_threads
-        return operators.linear(x, weight)
+        if self.is_best_for(len(x)):
+            return self.by_one_thread(x, weight)
+        return self._for_more_threads.linear(x, weight)
+
+    def by_one_thread(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return super().linear(x, weight)
 
 
 def _state(weight: torch.Tensor) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def test_an_engine_is_refused_where_nothing_holds(random_model, monkeypatch):
         def swiglu(self, gate_up):
             return super().swiglu(gate_up) + len(gate_up)
 
-    for kind in ("InvariantOperators", "CompiledOperators"):
+    for kind in ("InvariantOperators", "CompiledOperators", "OneProduct"):
         monkeypatch.setattr(envelope, kind, Broken)
     monkeypatch.setattr(envelope, "_tested", {})
     with pytest.raises(RuntimeError, match=r"^swiglu \[96\] depends on the batch here .* use the stage 'chunked'$"):
@@ -77,6 +77,7 @@ def test_a_larger_tile_is_taken_where_the_smallest_does_not_hold(random_model, m
         def linear(self, x, weight):
             return super().linear(x, weight) + (0 if self.tile_rows == 16 else len(x))
 
+    monkeypatch.setattr(envelope, "PackedForOneThread", Picky)  # our own product has no tiles
     for kind in ("InvariantOperators", "CompiledOperators"):
         monkeypatch.setattr(envelope, kind, Picky)
     monkeypatch.setattr(envelope, "_tested", {})

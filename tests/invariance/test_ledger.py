@@ -84,7 +84,7 @@ def test_a_single_bit_is_seen(subject, monkeypatch):
             out[1, 7] = torch.nextafter(out[1, 7].float(), torch.tensor(torch.inf)).to(out.dtype) * (1 + 2**-7)
         return out
 
-    scenario = Scenario(jobs(subject, (5, 17, 63)))
+    scenario = Scenario(jobs(subject, (5, 17, 63)), {"compiled_decode": False})  # else it would not be called
     assert subject.against_alone(scenario).holds
     monkeypatch.setattr(type(subject.engine(num_slots=64).operators), "swiglu", swiglu)
     assert not subject.against_alone(scenario).holds

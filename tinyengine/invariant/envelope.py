@@ -15,11 +15,11 @@ import torch
 from tinyengine.attention import KVCache
 from tinyengine.batch import flat
 from tinyengine.invariant.attention import SPLIT, InvariantAttention
-from tinyengine.invariant.compiled import CompiledOperators
+from tinyengine.invariant.compiled import CompiledOperators, OneProduct
 from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
 from tinyengine.kernels import why_not_triton
 from tinyengine.memory import Blocks
-from tinyengine.operators import Compiled, Operators, plain
+from tinyengine.operators import Compiled, Operators, PackedForOneThread, plain
 from tinyengine.request import Request
 from tinyengine.sampler import cut, gumbel_noise
 
@@ -57,6 +57,8 @@ def _choose(model) -> Callable:
 
         # tiles of several heights where they give the same bits, else one height for all
         candidates = [lambda model, rows=rows: CudaOperators(rows) for rows in (None, 64, 16)]
+    elif isinstance(plain(model), PackedForOneThread):
+        candidates = [lambda model: OneProduct(products=plain(model))]
     else:
         tiles = (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)
         kind = CompiledOperators if isinstance(plain(model), Compiled) else InvariantOperators
