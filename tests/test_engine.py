@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tinyengine import STAGES, Engine, SamplingParams, Trace
-from tinyengine.compiled import CompiledDecode
+from tinyengine.compiled_decode import CompiledDecode
 from tinyengine.inputs import CPU_KV_BYTES, estimate_num_slots
 from tinyengine.memory import Slots
 from tinyengine.qwen3 import Qwen3

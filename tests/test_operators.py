@@ -7,13 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from tinyengine import Engine, load_model
-from tinyengine.operators import PLAIN, Packed, plain
+from tinyengine.operators import PLAIN, PackedForOneDNN, PackedForOneThread, plain
 
 
-@pytest.fixture
-def model(random_model):
-    if not Packed.suits(random_model):
-        pytest.skip("weights are packed with oneDNN, on x86 only")
+@pytest.fixture(params=[PackedForOneThread, PackedForOneDNN])
+def model(request, random_model, monkeypatch):
+    """For which `plain` has operators of the kind."""
+    if request.param is PackedForOneDNN:
+        monkeypatch.setattr(PackedForOneThread, "suits", lambda model: False)
+    if type(plain(random_model)) is not request.param:
+        pytest.skip(f"{request.param.__name__} needs numba and an x86 CPU")
     return copy.deepcopy(random_model)
 
 

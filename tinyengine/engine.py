@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from tqdm.auto import tqdm
 
-from tinyengine import compiled
 from tinyengine.attention import KVCache, make_attention
 from tinyengine.batch import Batch
 from tinyengine.clock import WallClock
+from tinyengine.compiled_decode import CompiledDecode, can_serve
 from tinyengine.detokenizer import Detokenizer
 from tinyengine.graphs import DecodeGraphs, on_cuda, why_not
 from tinyengine.inputs import (
@@ -82,7 +82,8 @@ class Engine:
     attention_backend: of the stages that have blocks: "auto", or one of attention.BACKENDS (see PagedAttention).
     split_kv: on CUDA, several programs share the keys of a request where few long ones decode.
     cuda_graphs: decode steps are recorded and replayed (see DecodeGraphs); None does so where it can, True insists.
-    compiled_decode: on a CPU with one thread, decode steps are one compiled call where they can (see CompiledDecode).
+    compiled_decode: on a CPU, decode steps are one compiled call where they can (see CompiledDecode). False goes layer
+        by layer, through the modules of the model: the same bits, and hooks and prints in them are called.
     overlap: the next iteration is launched while the last one's tokens are still on their way (see overlap); step()
         then gives each token one step later. The outputs are the same.
     options: further ones of the stage's scheduler, such as policy="priority" or num_speculative_tokens=4.
@@ -148,8 +149,9 @@ class Engine:
         self.graphs: DecodeGraphs | None = None
         if cuda_graphs is not False and not lacking:
             self.graphs = DecodeGraphs(self._hidden, self.memory.n_slots, scheduler.max_num_seqs, on_cuda())
-        is_compiled = compiled_decode and compiled.suits(model, self.attention, self.operators)
-        self.compiled = compiled.CompiledDecode(model, self.attention, self.operators) if is_compiled else None
+        self.compiled_decode: CompiledDecode | None = None
+        if compiled_decode and can_serve(model, self.attention, self.operators):
+            self.compiled_decode = CompiledDecode(model, self.attention, self.operators)
         self.overlap = overlap
         self._fetch: Fetch = fetch
         self._flight: Flight | None = None
@@ -319,12 +321,13 @@ class Engine:
         """[len(batch.tokens), hidden]"""
         return self.model(batch.tokens, batch.positions, self.attention(batch), self.operators)
 
-    def _in_one_go(self, batch: Batch) -> DecodeGraphs | compiled.CompiledDecode | None:
-        """What runs the whole model on such a batch, without Python between the layers; None for most batches."""
+    def _in_one_go(self, batch: Batch) -> DecodeGraphs | CompiledDecode | None:
+        """What runs the whole model on such a batch, without Python between the layers; None where it goes layer by
+        layer."""
         if self.graphs and self.graphs.suits(batch):
             return self.graphs
-        if self.compiled and self.compiled.suits(batch, self.attention, self.operators):
-            return self.compiled
+        if self.compiled_decode and self.compiled_decode.suits(batch, self.attention, self.operators):
+            return self.compiled_decode
         return None
 
     def _padding(self, batch: Batch) -> int:

@@ -72,17 +72,14 @@ class Compiled(Operators):
 
 
 class Packed(Compiled):
-    """And a second copy of the weights, in the order in which a product of few rows reads them: nothing is to be
-    rearranged in a call. F.linear does without in float32, and was slower where this was tried.
-
-    A kind of it knows how to `pack` a weight, and to `multiply` by what it packed.
-    """
+    """And a second copy of the weights, in the order in which a product reads them: nothing is to be rearranged in a
+    call. F.linear does without in float32, and was slower where this was tried (`bench profile`)."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__(model)
         weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
         # What was copied is kept (`detach`), or its place in memory could be given to what comes after it.
-        self._packs = {weight: (_state(weight), weight.detach(), self.pack(weight.detach())) for weight in weights}
+        self._copies = {weight: (state(weight), weight.detach(), self.pack(weight.detach())) for weight in weights}
 
     @staticmethod
     def suits(model: torch.nn.Module) -> bool:
@@ -91,18 +88,26 @@ class Packed(Compiled):
         is_counted = not any(weight.is_inference() for weight in model.parameters())
         return Compiled.suits(model) and is_x86 and is_counted
 
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight [out, in] -> the same numbers as `multiply` takes them"""
+        raise NotImplementedError
+
+    def multiply(self, x: torch.Tensor, packed: torch.Tensor, out: int) -> torch.Tensor:
+        """x [R, in], a weight [out, in] as it was packed -> [R, out]"""
+        raise NotImplementedError
+
     def is_current(self, model: torch.nn.Module) -> bool:
         linears = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
         return all(self.packed(linear.weight) is not None for linear in linears)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        pack = self.packed(weight)
-        return F.linear(x, weight) if pack is None else self.multiply(x, pack, len(weight))
+        packed = self.packed(weight)
+        return F.linear(x, weight) if packed is None else self.multiply(x, packed, len(weight))
 
     def packed(self, weight: torch.Tensor) -> torch.Tensor | None:
         """The copy of a weight; None for one that was written to, or put in another's place, since it was made."""
-        state, _, pack = self._packs.get(weight, (None, None, None))
-        return pack if state == _state(weight) else None
+        then, _, packed = self._copies.get(weight, (None, None, None))
+        return packed if then == state(weight) else None
 
 
 class PackedForOneDNN(Packed):
@@ -114,18 +119,17 @@ class PackedForOneDNN(Packed):
         has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         return has_onednn and Packed.suits(model)
 
-    @staticmethod
-    def pack(weight: torch.Tensor) -> torch.Tensor:
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
-    @staticmethod
-    def multiply(x: torch.Tensor, pack: torch.Tensor, out: int) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, pack, None, "none", [], "")
+    def multiply(self, x: torch.Tensor, packed: torch.Tensor, out: int) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 class PackedForOneThread(Packed):
-    """With a product of our own (`kernels.linear`), up to twice as fast as oneDNN's for few rows. It has one thread, so
-    where there are several it serves models that are SMALL, and oneDNN takes over for more than FEW_ROWS."""
+    """With a product of our own (`kernels.linear`), faster than oneDNN's for few rows (`bench profile`). It has one
+    thread. So where torch has several it serves models that are SMALL, and oneDNN takes over for more than FEW_ROWS,
+    with a third copy of the weights."""
 
     SMALL = 64 << 20  # bytes of weights: one thread reads them about as fast as several, most of them from a cache
     FEW_ROWS = 16  # two threads of oneDNN's were faster from 24 on
@@ -133,9 +137,9 @@ class PackedForOneThread(Packed):
     def __init__(self, model: torch.nn.Module):
         from tinyengine.kernels import linear  # imported here: it needs numba
 
-        self.pack, self.multiply = linear.pack, linear.linear
+        self._product = linear
         super().__init__(model)
-        self._for_more_threads = PackedForOneDNN(model) if self._are_more(model) else None
+        self._for_more_threads = PackedForOneDNN(model) if self._shares_with_onednn(model) else None
 
     @staticmethod
     def suits(model: torch.nn.Module) -> bool:
@@ -146,14 +150,21 @@ class PackedForOneThread(Packed):
 
         return linear.suits()
 
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return self._product.pack(weight)
+
+    def multiply(self, x: torch.Tensor, packed: torch.Tensor, out: int) -> torch.Tensor:
+        return self._product.linear(x, packed, out)
+
     @staticmethod
-    def _are_more(model: torch.nn.Module) -> bool:
+    def _shares_with_onednn(model: torch.nn.Module) -> bool:
         return torch.get_num_threads() > 1 and PackedForOneDNN.suits(model)
 
     def is_current(self, model: torch.nn.Module) -> bool:
-        return super().is_current(model) and self._are_more(model) == bool(self._for_more_threads)
+        return super().is_current(model) and self._shares_with_onednn(model) == bool(self._for_more_threads)
 
     def is_best_for(self, rows: int) -> bool:
+        """Whether one thread is no slower than all of them for so many rows."""
         return rows <= self.FEW_ROWS or self._for_more_threads is None
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -162,10 +173,11 @@ class PackedForOneThread(Packed):
         return self._for_more_threads.linear(x, weight)
 
     def by_one_thread(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`linear` by our own product, for any number of rows."""
         return super().linear(x, weight)
 
 
-def _state(weight: torch.Tensor) -> tuple[int, int]:
+def state(weight: torch.Tensor) -> tuple[int, int]:
     """Changes with every write that torch knows of; one through `weight.data` leaves no mark."""
     return weight._version, weight.data_ptr()
 

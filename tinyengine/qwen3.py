@@ -77,6 +77,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """What it computes stands a second time in `kernels.decode`, for decode steps on a CPU."""
+
     def __init__(self, config: Config, layer: int):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

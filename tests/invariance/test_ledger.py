@@ -166,7 +166,10 @@ def test_verify_prints_the_ledger_and_says_no_where_it_does_not_hold(monkeypatch
 def test_hot_weights_flip_tokens_of_the_plain_engine_and_no_bit_of_the_invariant_one(tiny, dtype):
     model = hot.hot_model(tiny.config, DTYPES[dtype])
     plain, invariant = (hot.run(model, stage, requests=12, tokens=24) for stage in ("chunked", "invariant"))
-    assert plain.moved >= 10 and plain.flipped >= 2 if dtype == "bf16" else plain.moved
+    if dtype == "bf16":
+        assert plain.moved >= 10 and plain.flipped >= 2
+    else:  # compiled loops leave a batch little to decide about
+        assert plain.moved >= 1
     assert (invariant.flipped, invariant.moved) == (0, 0)
 
 

@@ -173,9 +173,10 @@ def test_no_block_outside_of_the_arena_is_read(block):
         cpu.paged_attention(q, keys.numpy(), values.numpy(), cpu.Queries(batch, ALL), out)
 
     attend_over([3, block], 3)  # behind the context nobody looks
-    with pytest.raises(IndexError, match=f"up to 2 blocks from {min(block, 3)} to {max(block, 3)} are to hold 4 keys"):
+    places = f"in 2 blocks of 3 slots that begin at slot {3 * min(block, 3)} to {3 * max(block, 3)}, but"
+    with pytest.raises(IndexError, match=f"contexts of up to 4 keys are looked for {places}"):
         attend_over([3, block], 4)
-    with pytest.raises(IndexError, match=r"of up to 1 blocks .* to hold 4 keys, but the arena has blocks 0 to 3 of 3"):
+    with pytest.raises(IndexError, match=r"4 keys .* in 1 blocks of 3 slots .*, but the arena has slots 0 to 11"):
         attend_over([3], 4)
 
 

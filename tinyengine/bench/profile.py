@@ -71,7 +71,7 @@ def run(
 
 
 class Case:
-    """An engine, and what brings it to the next step of the kind that is looked at.
+    """Two engines, and what brings them to the next step of the kind that is looked at.
 
     requests: so many decode behind prompts of 16 to 256 tokens, for so many steps. chunk: new tokens, the second third
     of a prompt. engine: layer by layer. in_one_go: another one, that runs decodes as it does by itself.
@@ -228,10 +228,11 @@ def table(result: dict) -> Table:
         for part in dict.fromkeys(part for step in steps.values() for part in step["parts"])
     ]
     rows.append(("the step", *(cell for step in steps.values() for cell in _cells(step["seconds"], step))))
+    others = next(iter(steps.values()))["others"]
     for name, bare in (
-        ("the step in one go", lambda step: step["in_one_go"]),
+        ("the step as it is run", lambda step: step["in_one_go"]),
         ("bare linear layers", lambda step: step[LINEAR]),
-        *((name, lambda step, name=name: step["others"][name]) for name in next(iter(steps.values()))["others"]),
+        *((f"the same {name}", lambda step, name=name: step["others"][name]) for name in others),
         ("bare attention", lambda step: step[ATTENTION]),
         ("copying its bytes", lambda step: step["bytes"] / step["bytes_per_s"]),
         ("its operations", lambda step: step["flop"] / step["flop_per_s"]),
@@ -240,11 +241,11 @@ def table(result: dict) -> Table:
         rows.append((name, *(cell for pair in cells for cell in pair)))
     slower = [step["with_timers"] / step["seconds"] - 1 for step in steps.values()]
     model = result["model"]
-    by_torch = ", and by those of torch" if next(iter(steps.values()))["others"] else ""
+    by_torch = ", and by those of torch" if others else ""
     note = (
         f"Qwen3 of {model['num_hidden_layers']} layers of {model['hidden_size']}, random weights, {result['dtype']}; "
-        "requests behind prompts of 16 to 256 tokens and what they have decoded since. In one go: without Python "
-        "between the layers, as the engine does by itself; the parts are those of a step layer by layer. Bare: the "
+        "requests behind prompts of 16 to 256 tokens and what they have decoded since. The step, and its parts, "
+        "layer by layer; as it is run: in one go where that can be, without Python between the layers. Bare: the "
         f"matrix products alone, on operands that lie ready; linear layers by the engine's own product{by_torch}. "
         "Its bytes: weights and K/V read once, at the rate of a copy that touches as many. Its operations: at the rate "
         "of the faster of one large square product and of the model's widest "
@@ -275,8 +276,8 @@ def _bound(name: str, step: dict) -> str:
         f"{step['bytes'] / 1e6:,.1f} MB at {step['bytes_per_s'] / 1e9:,.1f} GB/s and {step['flop'] / 1e9:,.2f} GFLOP "
         f"at {step['flop_per_s'] / 1e9:,.0f} GFLOP/s, of which "
         f"{'reading' if reading > computing else 'computing'} takes longer; the bare products take "
-        f"{bare / longer:.2f}x of that, and the step {step['seconds'] / bare:.2f}x of the products, in one go "
-        f"{step['in_one_go'] / bare:.2f}x. Layer by layer, most beyond the products goes to {first} "
+        f"{bare / longer:.2f}x of that, and the step {step['in_one_go'] / bare:.2f}x of the products, layer by layer "
+        f"{step['seconds'] / bare:.2f}x. There most beyond the products goes to {first} "
         f"({_us(beyond[first])} µs) and next to {second} ({_us(beyond[second])} µs)."
     )
 

@@ -1,6 +1,7 @@
-"""What torch does not do in one call. On a GPU, `paged` (attention) and `draw` (sampling) need Triton, `varlen`
-(attention) torch >= 2.12; on a CPU, `cpu` needs numba. Each is imported only when it is used, so that the engine runs
-where it is missing."""
+"""What torch does not do in one call, or not as fast. On a GPU, `paged` (attention), `draw` (sampling), `matmul` and
+`rmsnorm` need Triton, `varlen` (attention) torch >= 2.12; on a CPU, `cpu` (loops), `linear` (few rows by a matrix) and
+`decode` (the two as one call for the whole model) need numba. Each is imported only when it is used, so that the engine
+runs where it is missing."""
 
 from importlib.util import find_spec
 

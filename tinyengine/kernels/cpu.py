@@ -9,6 +9,9 @@ compiles, and keeps in `__pycache__`. numba itself checks no index: where a slot
 loop does.
 """
 
+from hashlib import sha256
+from pathlib import Path
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -17,10 +20,14 @@ from numba.extending import intrinsic
 
 from tinyengine.batch import Batch
 
+# numba looks for changes in a function's own file alone, and keeps what it calls in others: so all are in its name.
+_sources = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:8]
+
 
 def compiled(function):
     """May add up in any order (in vectors), and multiply and add in one go; must not take NaN and infinity for
     impossible."""
+    function.__qualname__ += f"_{_sources}"
     options = dict(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", nogil=True)
     try:
         return njit(**options, cache=True)(function)
@@ -109,21 +116,26 @@ def write_kv(keys: np.ndarray, values: np.ndarray, slot_mapping: torch.Tensor, k
     try:
         _write_kv(keys, values, slot_mapping.numpy(), k.numpy(), v.numpy())
     except IndexError:
-        raise outside_of(len(keys), slot_mapping) from None
+        raise no_such_slot(len(keys), slot_mapping) from None
 
 
-def outside_of(n_slots: int, slot_mapping: torch.Tensor, queries: "Queries | None" = None) -> IndexError:
-    """What to say of slots, or else of queries' blocks, that an arena of n_slots does not have."""
+def no_such_slot(n_slots: int, slot_mapping: torch.Tensor) -> IndexError | None:
+    """What to say of slots that an arena of n_slots does not have; None where it has them all."""
     first, last = slot_mapping.min().item(), slot_mapping.max().item()
-    if queries is None or first < 0 or last >= n_slots:
-        return IndexError(
-            f"slot_mapping goes from slot {first} to {last}, but the arena has slots 0 to {n_slots - 1}: look at "
-            "`slots` of the scheduler's memory"
-        )
-    table, size = queries.table // queries.block_size, queries.block_size
+    if first >= 0 and last < n_slots:
+        return None
     return IndexError(
-        f"block tables of up to {table.shape[1]} blocks from {table.min()} to {table.max()} are to hold "
-        f"{queries.seen.max()} keys, but the arena has blocks 0 to {n_slots // size - 1} of {size}: look at the "
+        f"slot_mapping goes from slot {first} to {last}, but the arena has slots 0 to {n_slots - 1}: look at `slots` "
+        "of the scheduler's memory"
+    )
+
+
+def no_such_block(n_slots: int, queries: "Queries") -> IndexError:
+    """What to say where queries look for keys past an arena of n_slots, or past their table."""
+    table, size = queries.table, queries.block_size
+    return IndexError(
+        f"contexts of up to {queries.seen.max()} keys are looked for in {table.shape[1]} blocks of {size} slots that "
+        f"begin at slot {table.min()} to {table.max()}, but the arena has slots 0 to {n_slots - 1}: look at the "
         "`table` of each request"
     )
 
@@ -143,17 +155,17 @@ class Queries:
     """The rows of a batch whose requests have at most `few` new tokens, one by one. rows [n]: where they stand in the
     batch. requests [n]: whose they are. seen [n]: how many keys each sees, those up to its own position.
 
-    table [B, most blocks]: the slot at which each block of a request begins. Where a request's slots are one piece,
-    that piece is read in blocks of PIECE.
+    table [B, most blocks]: the slot at which each block of a request begins. Where all requests' slots are contiguous
+    they are read in blocks of CONTIGUOUS_BLOCK: slot by slot, the table would have an entry for every key.
     """
 
-    PIECE = 16
+    CONTIGUOUS_BLOCK = 16
 
     def __init__(self, batch: Batch, few: float):
         if batch.block_size == 1 and all(isinstance(table, range) for table in batch.tables):
-            self.block_size = self.PIECE
+            self.block_size = self.CONTIGUOUS_BLOCK
             starts = np.array([table.start for table in batch.tables])
-            self.table = starts[:, None] + np.arange(0, max(batch.lengths), self.PIECE)
+            self.table = starts[:, None] + np.arange(0, max(batch.lengths), self.CONTIGUOUS_BLOCK)
         else:
             self.block_size = batch.block_size
             self.table = batch.block_table.numpy().astype(np.int64) * self.block_size
@@ -167,17 +179,21 @@ class Queries:
             start += count
         self.requests, self.rows, self.seen = np.array([requests, rows, seen])
 
+    @property
+    def places(self) -> tuple:
+        """What the loop takes of them."""
+        return self.block_size, self.table, self.requests, self.rows, self.seen
+
 
 def paged_attention(q: torch.Tensor, keys: np.ndarray, values: np.ndarray, queries: Queries, out: torch.Tensor):
     """Writes the attention of `queries` to their rows of out. q and out [R, heads, head_dim]; keys and values [slots,
     kv_heads, head_dim], one layer of the arena. Raises IndexError for a block that the arena does not have."""
-    places = queries.block_size, queries.table, queries.requests, queries.rows, queries.seen
     if not len(queries.rows):
         return
     try:
-        _paged_attention(q.numpy(), keys, values, *places, out.numpy())
+        _paged_attention(q.numpy(), keys, values, *queries.places, out.numpy())
     except IndexError:
-        raise outside_of(len(keys), torch.zeros(1), queries) from None
+        raise no_such_block(len(keys), queries) from None
 
 
 @compiled

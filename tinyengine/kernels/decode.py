@@ -6,25 +6,20 @@ The same loops in the same order as in `qwen3.Layer`, called by each other: what
 from collections import namedtuple
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic
 
 from tinyengine.kernels.cpu import _heads, _paged_attention, _rms_norm, _swiglu, _write_kv, compiled
-from tinyengine.kernels.linear import WIDTH, _linear
+from tinyengine.kernels.linear import _linear
 
 # Norms are [layers, size]; a matrix is [layers], the addresses at which each layer's begins, as `linear.pack` has it.
 LAYER = ("input_norm", "qkv_proj", "q_norm", "k_norm", "o_proj", "post_attention_norm", "gate_up_proj", "down_proj")
 Weights = namedtuple("Weights", ["embedding", *LAYER, "norm", "eps", "cos", "sin", "heads", "intermediate"])
-# Of a batch, and of its `Queries`.
-Rows = namedtuple("Rows", "tokens positions slot_mapping block_size table requests rows seen")
 
 
 @compiled
-def hidden_states(weights, batch, keys, values):
+def hidden_states(weights, tokens, positions, slot_mapping, places, keys, values):
     """[R, hidden]. keys and values: the arena, [layers, slots, kv_heads, head_dim]. Raises IndexError for a slot or a
     block that it does not have."""
-    rows, hidden, heads, intermediate = len(batch.tokens), len(weights.norm), weights.heads, weights.intermediate
+    rows, hidden, heads, intermediate = len(tokens), len(weights.norm), weights.heads, weights.intermediate
     n_layers, _, kv_heads, head_dim = keys.shape
     all_heads, width = heads + 2 * kv_heads, heads * head_dim
     x, normed, out = _empty(rows, hidden), _empty(rows, hidden), _empty(rows, hidden)
@@ -33,38 +28,30 @@ def hidden_states(weights, batch, keys, values):
     k, v = _empty(rows, kv_heads, head_dim), _empty(rows, kv_heads, head_dim)
     gate_up, gated = _empty(rows, 2 * intermediate), _empty(rows, intermediate)
     cos, sin = _empty(rows, head_dim), _empty(rows, head_dim)
-    _pick(weights.embedding, batch.tokens, x)
-    _pick(weights.cos, batch.positions, cos)
-    _pick(weights.sin, batch.positions, sin)
+    _pick(weights.embedding, tokens, x)
+    _pick(weights.cos, positions, cos)
+    _pick(weights.sin, positions, sin)
 
     for layer in range(n_layers):
         _rms_norm(x, weights.input_norm[layer], weights.eps, normed)
-        _multiply(normed, weights.qkv_proj[layer], qkv.reshape(rows, all_heads * head_dim))
-        norms = weights.q_norm[layer], weights.k_norm[layer]
-        _heads(qkv, norms[0], norms[1], weights.eps, cos, sin, q, k, v)
-        _write_kv(keys[layer], values[layer], batch.slot_mapping, k, v)
-        places = batch.block_size, batch.table, batch.requests, batch.rows, batch.seen
+        _linear(normed, weights.qkv_proj[layer], qkv.reshape(rows, all_heads * head_dim))
+        _heads(qkv, weights.q_norm[layer], weights.k_norm[layer], weights.eps, cos, sin, q, k, v)
+        _write_kv(keys[layer], values[layer], slot_mapping, k, v)
         _paged_attention(q, keys[layer], values[layer], *places, attended)
-        _multiply(attended.reshape(rows, width), weights.o_proj[layer], out)
+        _linear(attended.reshape(rows, width), weights.o_proj[layer], out)
         _add(x, out)
         _rms_norm(x, weights.post_attention_norm[layer], weights.eps, normed)
-        _multiply(normed, weights.gate_up_proj[layer], gate_up)
+        _linear(normed, weights.gate_up_proj[layer], gate_up)
         _swiglu(gate_up, gated)
-        _multiply(gated, weights.down_proj[layer], out)
+        _linear(gated, weights.down_proj[layer], out)
         _add(x, out)
     _rms_norm(x, weights.norm, weights.eps, out)
     return out
 
 
 @compiled
-def _multiply(x, address, out):
-    """By the packed weight that begins at an address."""
-    panels = -(-out.shape[1] // WIDTH)
-    _linear(x, carray(_pointer(address), (panels, x.shape[1], WIDTH), np.float32), out)
-
-
-@compiled
 def _pick(table, chosen, out):
+    """Rows of a table. Which ones is not checked: tokens and positions are the engine's own (inputs.check_request)."""
     for row in range(len(chosen)):
         for i in range(table.shape[1]):
             out[row, i] = table[chosen[row], i]
@@ -80,11 +67,3 @@ def _add(x, other):
 @compiled
 def _empty(*shape):
     return np.empty(shape, np.float32)
-
-
-@intrinsic
-def _pointer(typing, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], ir.PointerType(ir.IntType(8)))
-
-    return types.voidptr(types.intp), generate

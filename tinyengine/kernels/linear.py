@@ -2,10 +2,15 @@
 
 A step of a few requests reads every weight to use it a few times, so it is as fast as weights come from memory. They
 are packed in the order in which they are used: panels of WIDTH columns, each as one row of WIDTH numbers after the
-other. Four rows of x share each number that is read, and 4 * WIDTH sums stay in registers all the while.
+other, and asked for a while before. Four rows of x share each number that is read, and 4 * WIDTH sums stay in registers
+all the while. Why so many: a multiply-add takes several cycles, and the next may begin at once, but not on the same
+sum; so there must be enough sums that none waits for itself. More would not fit.
 Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (ACM TOMS 2008).
 
-numba has no vectors, so there is a type for them here: WIDTH numbers, which the processor handles a register at a time.
+A row is summed up from its first number to its last, whatever the other rows are: its bits depend on nothing else.
+
+numba leaves vectors to its compiler, and has no word for sums that stay in registers, so there is a type for them here:
+WIDTH numbers, in as many registers as it takes.
 """
 
 import numpy as np
@@ -42,34 +47,40 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 def linear(x: torch.Tensor, packed: torch.Tensor, out: int) -> torch.Tensor:
     """x [R, in], packed as `pack` does a weight [out, in] -> [R, out]"""
     y = torch.empty(len(x), max(out, WIDTH))
-    _linear(x.contiguous().numpy(), packed.numpy(), y.numpy())
+    _linear(x.contiguous().numpy(), packed.data_ptr(), y.numpy())
     return y if out >= WIDTH else y[:, :out].contiguous()
 
 
 @compiled
-def _linear(x, packed, y):
+def _linear(x, weights, y):
+    """weights: the address of a packed weight. y [R, out], out at least WIDTH."""
     (rows, size), out = x.shape, y.shape[1]
-    weights, sums = packed.ctypes.data, y.ctypes.data  # loads and stores go by address
-    for first in range(0, out, WIDTH):
-        panel = weights + 4 * first * size
-        column = min(first, out - WIDTH)
+    for start in range(0, out, WIDTH):
+        panel = start * size
+        column = min(start, out - WIDTH)  # as in `pack`; what two panels share is computed twice, to the same bits
         for row in range(0, rows, 4):
-            # The last rows may be the same one: what is done twice takes no longer than what is left out.
+            # Where fewer than four are left, the last stands in for the rest, and is written again.
             i, j, k, m = row, min(row + 1, rows - 1), min(row + 2, rows - 1), min(row + 3, rows - 1)
             a = b = c = d = spread(np.float32(0))
             for n in range(size):
-                weight = load(panel + 4 * n * WIDTH)
-                if row == 0:
-                    for line in range(0, 4 * WIDTH, 64):
-                        prefetch_line(panel + 4 * (n + AHEAD) * WIDTH + line)
+                weight = load(weights, panel + n * WIDTH)
+                if row == 0:  # the next rows of x find the panel in a cache; behind its end the next one begins
+                    prefetch(weights, panel + (n + AHEAD) * WIDTH)
                 a = multiply_add(weight, spread(x[i, n]), a)
                 b = multiply_add(weight, spread(x[j, n]), b)
                 c = multiply_add(weight, spread(x[k, n]), c)
                 d = multiply_add(weight, spread(x[m, n]), d)
-            store(sums + 4 * (i * out + column), a)
-            store(sums + 4 * (j * out + column), b)
-            store(sums + 4 * (k * out + column), c)
-            store(sums + 4 * (m * out + column), d)
+            store(y.ctypes.data, i * out + column, a)
+            store(y.ctypes.data, j * out + column, b)
+            store(y.ctypes.data, k * out + column, c)
+            store(y.ctypes.data, m * out + column, d)
+
+
+@compiled
+def prefetch(address, index):
+    """Asks for WIDTH numbers, a line of a cache after the other."""
+    for line in range(0, 4 * WIDTH, 64):
+        prefetch_line(address + 4 * index + line)
 
 
 # WIDTH numbers in registers
@@ -91,25 +102,27 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(manager, numba_type, REGISTERS)
 
 
-def _pointer(builder, address):
-    return builder.inttoptr(address, ir.PointerType(REGISTERS))
+def _pointer(builder, address, index):
+    """To the WIDTH float32 from the index-th on, of those that begin at an address."""
+    number = builder.gep(builder.inttoptr(address, ir.PointerType(ir.FloatType())), [index])
+    return builder.bitcast(number, ir.PointerType(REGISTERS))
 
 
 @intrinsic
-def load(typing, address):
+def load(typing, address, index):
     def generate(context, builder, signature, arguments):
         return builder.load(_pointer(builder, *arguments), align=4)
 
-    return vector(types.intp), generate
+    return vector(types.intp, types.intp), generate
 
 
 @intrinsic
-def store(typing, address, value):
+def store(typing, address, index, value):
     def generate(context, builder, signature, arguments):
-        builder.store(arguments[1], _pointer(builder, arguments[0]), align=4)
+        builder.store(arguments[2], _pointer(builder, *arguments[:2]), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.intp, vector), generate
+    return types.void(types.intp, types.intp, vector), generate
 
 
 @intrinsic

@@ -2,6 +2,10 @@
 
 import copy
 import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +13,10 @@ from helpers import Job, assert_nothing_left, iteration_engine, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tinyengine
 from tinyengine import Engine, SamplingParams, load_model
 from tinyengine.attention import FEW
-from tinyengine.compiled import CompiledDecode
+from tinyengine.compiled_decode import CompiledDecode
 from tinyengine.operators import PackedForOneThread
 
 STAGES = ("selective", "paged", "chunked", "invariant")
@@ -19,7 +24,7 @@ STAGES = ("selective", "paged", "chunked", "invariant")
 
 @pytest.fixture(autouse=True)
 def _one_thread(random_model):
-    """The product has one thread, so it is used only where torch has one."""
+    """With one thread our own product serves every model; of more there is a test below."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     if not PackedForOneThread.suits(random_model):
@@ -33,7 +38,7 @@ class Spy:
     """Runs each step both ways, and keeps how many rows it had."""
 
     def __init__(self, engine: Engine):
-        self.engine, self.compiled, self.rows = engine, engine.compiled, []
+        self.engine, self.compiled, self.rows = engine, engine.compiled_decode, []
 
     def suits(self, *parts) -> bool:
         return self.compiled.suits(*parts)
@@ -65,7 +70,7 @@ def test_no_bit_differs_from_the_model_layer_by_layer(
     engine = iteration_engine(
         random_model, stage, max_num_seqs=max_num_seqs, num_slots=1024, block_size=block_size, **options
     )
-    spy = engine.compiled = Spy(engine)
+    spy = engine.compiled_decode = Spy(engine)
     text = [rng.randrange(6, 300) for _ in range(5)]
     serve(engine, [
         Job(text * rng.randint(1, 9), SamplingParams(max_tokens=rng.randint(2, 12), ignore_eos=True))
@@ -78,39 +83,50 @@ def test_no_bit_differs_from_the_model_layer_by_layer(
 @pytest.mark.parametrize("stage", STAGES)
 def test_decodes_are_compiled_and_prompts_are_not(random_model, stage):
     engine = iteration_engine(random_model, stage, num_slots=256)
-    spy = engine.compiled = Spy(engine)
+    spy = engine.compiled_decode = Spy(engine)
     serve(engine, [Job([7] * 20, SamplingParams(max_tokens=5, ignore_eos=True))])
     assert spy.rows == [1] * 4
     off = Engine(random_model, stage, num_slots=256, compiled_decode=False)
-    assert off.compiled is None
+    assert off.compiled_decode is None
     with pytest.raises(ValueError, match="compiled_decode is 1, but must be True or False"):
         Engine(random_model, stage, num_slots=256, compiled_decode=1)
 
 
 @pytest.mark.parametrize("stage", ["static", "orca"])
-def test_a_stage_with_arithmetic_of_its_own_is_left_alone(random_model, stage):
-    assert Engine(random_model, stage, num_slots=256).compiled is None
+def test_a_stage_with_padded_attention_is_left_alone(random_model, stage):
+    assert Engine(random_model, stage, num_slots=256).compiled_decode is None
 
 
 def test_what_is_not_all_compiled_is_left_to_the_model(random_model):
-    assert isinstance(Engine(random_model, num_slots=64).compiled, CompiledDecode)
-    assert Engine(random_model, num_slots=64, attention_backend="torch").compiled is None
-    assert Engine(copy.deepcopy(random_model).bfloat16(), num_slots=64).compiled is None
+    assert isinstance(Engine(random_model, num_slots=64).compiled_decode, CompiledDecode)
+    assert Engine(random_model, num_slots=64, attention_backend="torch").compiled_decode is None
+    assert Engine(copy.deepcopy(random_model).bfloat16(), num_slots=64).compiled_decode is None
 
 
-@pytest.mark.parametrize("most", [0, 1 << 20])
-def test_with_more_threads_few_rows_of_a_small_model_are_compiled(random_model, monkeypatch, most):
-    monkeypatch.setattr(PackedForOneThread, "SMALL", most)
+def test_with_more_threads_few_rows_of_a_small_model_are_compiled(random_model, monkeypatch):
     monkeypatch.setattr(PackedForOneThread, "FEW_ROWS", 3)
-    assert Engine(random_model, num_slots=256).compiled
+    assert Engine(random_model, num_slots=256).compiled_decode
     torch.set_num_threads(2)
     engine = iteration_engine(random_model, "chunked", num_slots=256)
-    if not most:
-        assert engine.compiled is None
-        return
-    spy = engine.compiled = Spy(engine)
+    spy = engine.compiled_decode = Spy(engine)
     serve(engine, [Job([9] * 9, SamplingParams(max_tokens=4 + 3 * n, ignore_eos=True)) for n in range(4)])
     assert spy.rows == [3] * 3 + [2] * 3 + [1] * 3  # four decodes at once are left to several threads
+
+
+def test_with_more_threads_a_large_model_is_left_to_them(random_model, monkeypatch):
+    monkeypatch.setattr(PackedForOneThread, "SMALL", 0)
+    assert Engine(random_model, num_slots=256).compiled_decode
+    torch.set_num_threads(2)
+    assert Engine(random_model, num_slots=256).compiled_decode is None
+
+
+def test_the_invariant_stage_leaves_no_rows_to_another_product(random_model, monkeypatch):
+    monkeypatch.setattr(PackedForOneThread, "FEW_ROWS", 3)
+    torch.set_num_threads(2)
+    operators = Engine(random_model, "invariant", num_slots=256).operators
+    weight, x = random_model.layers[0].mlp.down_proj.weight, torch.randn(9, 96)
+    whole = operators.linear(x, weight)
+    assert all(torch.equal(operators.linear(x[row : row + 1], weight)[0], whole[row]) for row in range(9))
 
 
 def test_a_model_of_few_columns_is_left_to_the_model(tmp_path):
@@ -119,11 +135,11 @@ def test_a_model_of_few_columns_is_left_to_the_model(tmp_path):
     shapes = dict(vocab_size=300, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4)
     save_random_model(tmp_path, hidden_size=8, intermediate_size=12, max_position_embeddings=64, **shapes)
     engine = Engine(load_model(tmp_path, device="cpu"), num_slots=64)
-    assert engine.compiled is None and len(engine.generate([1, 2, 3])[0].token_ids) == 16
+    assert engine.compiled_decode is None and len(engine.generate([1, 2, 3])[0].token_ids) == 16
 
 
-@pytest.mark.parametrize("change", ["norm", "linear", "embedding", "data", "dtype and back"])
-def test_a_weight_that_was_written_to_is_seen_by_the_next_step(random_model, change):
+@pytest.mark.parametrize("change", ["norm", "linear", "embedding", "data", "dtype and back", "replaced", "assigned"])
+def test_a_weight_that_has_changed_is_seen_by_the_next_step(random_model, change):
     model = copy.deepcopy(random_model)
     engine = iteration_engine(model, "chunked", num_slots=64)
     engine.add_request([7, 8, 9], SamplingParams(max_tokens=9, ignore_eos=True))
@@ -141,6 +157,10 @@ def test_a_weight_that_was_written_to_is_seen_by_the_next_step(random_model, cha
         if change == "dtype and back":
             for _ in range(4):  # some weight comes to lie where an earlier one lay
                 model.bfloat16().float()
+        elif change == "replaced":
+            layer.mlp.down_proj.weight = torch.nn.Parameter(-weight)
+        elif change == "assigned":
+            model.load_state_dict({name: -own for name, own in model.state_dict().items()}, assign=True)
         elif change == "data":
             weight.data = -weight
         else:
@@ -182,5 +202,33 @@ def test_foreign_blocks_are_an_error_that_says_so(random_model):
     engine.step()
     batch = engine._layout(engine.scheduler.schedule())
     batch.block_table[0, 0] = 4
-    with pytest.raises(IndexError, match="from 4 to 4 are to hold 4 keys, but the arena has blocks 0 to 3 of 16"):
-        engine.compiled(batch)
+    with pytest.raises(IndexError, match="begin at slot 64 to 64, but the arena has slots 0 to 63: look at the `table`"):
+        engine.compiled_decode(batch)
+
+
+@pytest.mark.slow
+def test_an_edit_of_any_kernel_is_heard_by_all(tmp_path):
+    """What numba has kept of a step calls what it has kept of other files, as they were then."""
+    code = (
+        "import torch; torch.set_num_threads(1);"
+        "from tinyengine import Engine, load_model;"
+        "engine = Engine(load_model('tiny', device='cpu'), num_slots=64); engine.add_request([300] * 9); engine.step();"
+        "batch = engine._layout(engine.scheduler.schedule()); torch.set_grad_enabled(False);"
+        "hidden = engine.compiled_decode(batch);"
+        "print(torch.equal(hidden, engine._hidden(batch)[batch.last]), hidden.sum().item())"
+    )
+    shutil.copytree(Path(tinyengine.__file__).parent, tmp_path / "tinyengine", ignore=shutil.ignore_patterns("*.nb?"))
+
+    def run() -> list[str]:
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    before = run()
+    kernels = tmp_path / "tinyengine" / "kernels" / "cpu.py"
+    text = kernels.read_text(encoding="utf-8")
+    line = "* gate_up[row, size + i]"
+    assert text.count(line) == 1
+    kernels.write_text(text.replace(line, "* -gate_up[row, size + i]"), encoding="utf-8")
+    after = run()
+    assert before[0] == after[0] == "True" and before[1] != after[1]

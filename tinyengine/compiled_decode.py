@@ -1,10 +1,8 @@
 """Decode steps on a CPU as one compiled call (`kernels.decode`).
 
-With a few rows the model's arithmetic takes hardly longer than the Python that asks for it, nine times in every layer.
-What a CUDA graph is for a GPU (`graphs`), this is for a CPU: a step is one call, and its tokens are the same.
+With a few rows the model's arithmetic takes about as long as the Python that asks for it, or less. What a CUDA graph is
+for a GPU (`graphs`), this is for a CPU: a step is one call, and gives the same bits.
 """
-
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -13,11 +11,11 @@ from tinyengine.attention import FEW, PagedAttention, PerRequest
 from tinyengine.batch import Batch
 from tinyengine.invariant import Invariant
 from tinyengine.invariant.compiled import OneProduct
-from tinyengine.operators import Operators, PackedForOneThread
+from tinyengine.operators import Operators, PackedForOneThread, state
 from tinyengine.qwen3 import Layer, Qwen3
 
 
-def suits(model: Qwen3, attention, operators: Operators) -> bool:
+def can_serve(model: Qwen3, attention, operators: Operators) -> bool:
     """Whether all that an engine computes with is compiled: weights are packed for one thread, and loops read K/V."""
     if type(operators) not in (PackedForOneThread, OneProduct):
         return False
@@ -26,11 +24,12 @@ def suits(model: Qwen3, attention, operators: Operators) -> bool:
         return False
     from tinyengine.kernels.linear import WIDTH  # imported here: it needs numba
 
+    # a product of fewer columns is written beside its place first
     return all(matrix.shape[0] >= WIDTH for layer in model.layers for matrix in _matrices(layer).values())
 
 
 class CompiledDecode:
-    """The model on batches of few rows, for an engine whose parts suit."""
+    """The model on batches of few rows, for an engine of parts that it can serve."""
 
     def __init__(self, model: Qwen3, attention, operators: PackedForOneThread | OneProduct):
         from tinyengine.kernels import cpu, decode  # imported here: they need numba
@@ -38,10 +37,11 @@ class CompiledDecode:
         self._cpu, self._decode = cpu, decode
         self._attention, self._operators = attention, operators
         self._num_threads = torch.get_num_threads()
-        self._parameters = list(model.parameters())
-        # What is read by its address is kept, or that place in memory could be given to what comes after it.
-        self._kept = [parameter.detach() for parameter in self._parameters]
-        self._state = self._weights_now()
+        self._holders = [module._parameters for module in model.modules() if module._parameters]
+        # What was copied is kept, or its place in memory could be given to a weight that comes after it, and that would
+        # pass for it.
+        self._kept = [weight.detach() for weight in model.parameters()]
+        self._state = self._state_now()
         self._arena = attention.cache.keys.numpy(), attention.cache.values.numpy()
         self._weights = self._all_weights(model)
 
@@ -51,10 +51,9 @@ class CompiledDecode:
         has put in their place is to be heard."""
         if attention is not self._attention or operators is not self._operators:
             return False
-        if torch.get_num_threads() != self._num_threads:
+        if max(batch.counts) > FEW or not operators.is_best_for(len(batch.tokens)):
             return False
-        are_few = max(batch.counts) <= FEW and operators.is_best_for(len(batch.tokens))
-        return are_few and self._weights_now() == self._state
+        return torch.get_num_threads() == self._num_threads and self._state_now() == self._state
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """The hidden states of the rows whose next token is wanted, [len(batch.due), hidden].
@@ -62,17 +61,17 @@ class CompiledDecode:
         Raises IndexError for a slot or a block that the arena does not have.
         """
         queries = self._cpu.Queries(batch, FEW)
-        integers = (tensor.numpy() for tensor in (batch.tokens, batch.positions, batch.slot_mapping))
-        places = queries.block_size, queries.table, queries.requests, queries.rows, queries.seen
+        rows = (tensor.numpy() for tensor in (batch.tokens, batch.positions, batch.slot_mapping))
         try:
-            hidden = self._decode.hidden_states(self._weights, self._decode.Rows(*integers, *places), *self._arena)
+            hidden = self._decode.hidden_states(self._weights, *rows, queries.places, *self._arena)
         except IndexError:
-            raise self._cpu.outside_of(self._arena[0].shape[1], batch.slot_mapping, queries) from None
+            n_slots = self._arena[0].shape[1]
+            error = self._cpu.no_such_slot(n_slots, batch.slot_mapping) or self._cpu.no_such_block(n_slots, queries)
+            raise error from None
         return torch.from_numpy(hidden)[batch.last]
 
-    def _weights_now(self) -> list[int]:
-        """How often each weight was written to, as far as torch knows, and where it is."""
-        return [*map(attrgetter("_version"), self._parameters), *map(torch.Tensor.data_ptr, self._parameters)]
+    def _state_now(self) -> list[tuple[int, int]]:
+        return [state(weight) for own in self._holders for weight in own.values() if weight is not None]
 
     def _all_weights(self, model: Qwen3):
         config, layers = model.config, model.layers
