@@ -202,7 +202,7 @@ def test_foreign_blocks_are_an_error_that_says_so(random_model):
     engine.step()
     batch = engine._layout(engine.scheduler.schedule())
     batch.block_table[0, 0] = 4
-    with pytest.raises(IndexError, match="begin at slot 64 to 64, but the arena has slots 0 to 63: look at the `table`"):
+    with pytest.raises(IndexError, match="at slot 64 to 64, but the arena has slots 0 to 63: look at the `table`"):
         engine.compiled_decode(batch)
 
 
