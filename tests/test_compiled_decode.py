@@ -1,6 +1,7 @@
 """A decode step as one compiled call gives what the model gives layer by layer, to the bit, and only where it may."""
 
 import copy
+import os
 import random
 import shutil
 import subprocess
@@ -103,6 +104,26 @@ def test_what_is_not_all_compiled_is_left_to_the_model(random_model):
     assert Engine(copy.deepcopy(random_model).bfloat16(), num_slots=64).compiled_decode is None
 
 
+def test_a_weight_of_another_dtype_is_left_to_the_model(random_model):
+    model = copy.deepcopy(random_model)
+    model.layers[1].mlp.down_proj.double()
+    assert Engine(model, num_slots=64).compiled_decode is None
+
+
+def test_a_model_without_layers_is_left_to_the_model(random_model):
+    model = copy.deepcopy(random_model)
+    model.layers = model.layers[:0]
+    assert Engine(model, num_slots=64).compiled_decode is None
+
+
+def test_a_numba_that_compiles_for_another_processor_is_done_without():
+    code = "from tinyengine.kernels import linear; print(linear.suits(), linear.WIDTH)"
+    for variables in ({"NUMBA_CPU_NAME": "generic"}, {"NUMBA_ENABLE_AVX": "0"}):
+        environment = os.environ | variables
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert run.stdout == "False 16\n"
+
+
 def test_with_more_threads_few_rows_of_a_small_model_are_compiled(random_model, monkeypatch):
     monkeypatch.setattr(PackedForOneThread, "FEW_ROWS", 3)
     assert Engine(random_model, num_slots=256).compiled_decode
@@ -168,7 +189,7 @@ def test_a_weight_that_has_changed_is_seen_by_the_next_step(random_model, change
     assert not engine._in_one_go(batch)
 
 
-@pytest.mark.parametrize("part", ["attention", "operators"])
+@pytest.mark.parametrize("part", ["model", "attention", "operators"])
 def test_a_part_that_was_replaced_is_asked(random_model, part):
     engine = iteration_engine(random_model, "chunked", num_slots=64)
     engine.add_request([7, 8, 9])
@@ -177,6 +198,47 @@ def test_a_part_that_was_replaced_is_asked(random_model, part):
     assert engine._in_one_go(batch)
     setattr(engine, part, copy.copy(getattr(engine, part)))
     assert not engine._in_one_go(batch)
+
+
+def test_an_arena_that_was_replaced_is_written(random_model):
+    engine = iteration_engine(random_model, "chunked", num_slots=64)
+    engine.add_request([7, 8, 9])
+    engine.step()
+    batch = engine._layout(engine.scheduler.schedule())
+    engine.attention.cache = copy.copy(engine.attention.cache)
+    assert not engine._in_one_go(batch)
+
+
+@pytest.mark.parametrize(
+    "column, number, message",
+    [
+        ("tokens", 300, "index out of range"),
+        ("tokens", -1, "index out of range"),
+        ("positions", 512, "index 512 is out of bounds"),
+        ("positions", 10**9, "index 1000000000 is out of bounds"),
+    ],
+)
+def test_no_token_or_position_outside_of_the_model_is_read(random_model, column, number, message):
+    engine = iteration_engine(random_model, "chunked", num_slots=64)
+    engine.add_request([7, 8, 9])
+    engine.step()
+    batch = engine._layout(engine.scheduler.schedule())
+    getattr(batch, column)[0] = number
+    with pytest.raises(IndexError, match=message), torch.inference_mode():
+        engine._in_one_go(batch)(batch)
+
+
+@pytest.mark.parametrize("column", ["tokens", "positions", "slot_mapping"])
+def test_columns_of_different_lengths_are_an_error(random_model, column):
+    """A scheduler that counts wrongly makes them."""
+    for change in (lambda numbers: numbers[:0], lambda numbers: numbers.repeat(3)):
+        engine = iteration_engine(random_model, "chunked", num_slots=64)
+        engine.add_request([7, 8, 9])
+        engine.step()
+        batch = engine._layout(engine.scheduler.schedule())
+        setattr(batch, column, change(getattr(batch, column)))
+        with pytest.raises((IndexError, RuntimeError)), torch.inference_mode():
+            engine._in_one_go(batch)(batch)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -4,6 +4,8 @@ With a few rows the model's arithmetic takes about as long as the Python that as
 for a GPU (`graphs`), this is for a CPU: a step is one call, and gives the same bits.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -24,50 +26,59 @@ def can_serve(model: Qwen3, attention, operators: Operators) -> bool:
         return False
     from tinyengine.kernels.linear import WIDTH  # imported here: it needs numba
 
+    matrices = [matrix for layer in model.layers for matrix in _matrices(layer).values()]
     # a product of fewer columns is written beside its place first
-    return all(matrix.shape[0] >= WIDTH for layer in model.layers for matrix in _matrices(layer).values())
+    return bool(matrices) and all(len(matrix) >= WIDTH for matrix in matrices)
 
 
 class CompiledDecode:
-    """The model on batches of few rows, for an engine of parts that it can serve."""
+    """The model on batches of few rows, for an engine of parts that it can serve.
 
-    def __init__(self, model: Qwen3, attention, operators: PackedForOneThread | OneProduct):
+    run: the model layer by layer. It is asked where an index is out of bounds, and says of what.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Batch], torch.Tensor],
+        model: Qwen3,
+        attention,
+        operators: PackedForOneThread | OneProduct,
+    ):
         from tinyengine.kernels import cpu, decode  # imported here: they need numba
 
         self._cpu, self._decode = cpu, decode
-        self._attention, self._operators = attention, operators
+        self._run = run
+        self._model, self._attention, self._operators = model, attention, operators
         self._num_threads = torch.get_num_threads()
         self._holders = [module._parameters for module in model.modules() if module._parameters]
         # What was copied is kept, or its place in memory could be given to a weight that comes after it, and that would
         # pass for it.
         self._kept = [weight.detach() for weight in model.parameters()]
         self._state = self._state_now()
-        self._arena = attention.cache.keys.numpy(), attention.cache.values.numpy()
+        self._cache = attention.cache
+        self._arena = self._cache.keys.numpy(), self._cache.values.numpy()
         self._weights = self._all_weights(model)
 
-    def suits(self, batch: Batch, attention, operators: Operators) -> bool:
+    def suits(self, batch: Batch, model: Qwen3, attention, operators: Operators) -> bool:
         """Whether no request has more new tokens than are best done one by one, nor all together more than one thread
-        should do; and attention, operators, weights and threads are still those that this was made for: what somebody
-        has put in their place is to be heard."""
-        if attention is not self._attention or operators is not self._operators:
+        should do; and model, weights, attention, operators and threads are still those that this was made for: what
+        somebody has put in their place is to be heard."""
+        if model is not self._model or attention is not self._attention or operators is not self._operators:
             return False
         if max(batch.counts) > FEW or not operators.is_best_for(len(batch.tokens)):
             return False
-        return torch.get_num_threads() == self._num_threads and self._state_now() == self._state
+        if torch.get_num_threads() != self._num_threads or attention.cache is not self._cache:
+            return False
+        return self._state_now() == self._state
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """The hidden states of the rows whose next token is wanted, [len(batch.due), hidden].
-
-        Raises IndexError for a slot or a block that the arena does not have.
-        """
+        """The hidden states of the rows whose next token is wanted, [len(batch.due), hidden]."""
         queries = self._cpu.Queries(batch, FEW)
         rows = (tensor.numpy() for tensor in (batch.tokens, batch.positions, batch.slot_mapping))
         try:
             hidden = self._decode.hidden_states(self._weights, *rows, queries.places, *self._arena)
         except IndexError:
-            n_slots = self._arena[0].shape[1]
-            error = self._cpu.no_such_slot(n_slots, batch.slot_mapping) or self._cpu.no_such_block(n_slots, queries)
-            raise error from None
+            return self._run(batch)[batch.last]
         return torch.from_numpy(hidden)[batch.last]
 
     def _state_now(self) -> list[tuple[int, int]]:

@@ -151,7 +151,7 @@ class Engine:
             self.graphs = DecodeGraphs(self._hidden, self.memory.n_slots, scheduler.max_num_seqs, on_cuda())
         self.compiled_decode: CompiledDecode | None = None
         if compiled_decode and can_serve(model, self.attention, self.operators):
-            self.compiled_decode = CompiledDecode(model, self.attention, self.operators)
+            self.compiled_decode = CompiledDecode(self._hidden, model, self.attention, self.operators)
         self.overlap = overlap
         self._fetch: Fetch = fetch
         self._flight: Flight | None = None
@@ -326,7 +326,7 @@ class Engine:
         layer."""
         if self.graphs and self.graphs.suits(batch):
             return self.graphs
-        if self.compiled_decode and self.compiled_decode.suits(batch, self.attention, self.operators):
+        if self.compiled_decode and self.compiled_decode.suits(batch, self.model, self.attention, self.operators):
             return self.compiled_decode
         return None
 

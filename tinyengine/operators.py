@@ -83,10 +83,11 @@ class Packed(Compiled):
 
     @staticmethod
     def suits(model: torch.nn.Module) -> bool:
-        """An x86 CPU, and weights of which torch counts how often they are written to."""
+        """An x86 CPU, and weights in float32 of which torch counts how often they are written to."""
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        is_counted = not any(weight.is_inference() for weight in model.parameters())
-        return Compiled.suits(model) and is_x86 and is_counted
+        weights = list(model.parameters())
+        are_counted = all(weight.dtype == torch.float32 and not weight.is_inference() for weight in weights)
+        return Compiled.suits(model) and is_x86 and are_counted
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """weight [out, in] -> the same numbers as `multiply` takes them"""

@@ -162,6 +162,13 @@ def test_no_slot_outside_of_the_arena_is_written(slot):
         cpu.write_kv(keys.numpy(), values.numpy(), torch.tensor([3, slot]), *torch.ones(2, 2, 2, 4))
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_new_token_has_its_slot(n):
+    keys, values = torch.zeros(2, 9, 2, 4)
+    with pytest.raises(IndexError, match=f"slot_mapping has {n} slots for 2 new tokens: look at `slots`"):
+        cpu.write_kv(keys.numpy(), values.numpy(), torch.arange(n), *torch.ones(2, 2, 2, 4))
+
+
 @pytest.mark.parametrize("block", [4, 10**9, -1])
 def test_no_block_outside_of_the_arena_is_read(block):
     q, keys, values, out = torch.zeros(1, 2, 4), *torch.zeros(2, 12, 2, 4), torch.zeros(1, 2, 4)

@@ -189,6 +189,11 @@ def test_what_is_not_built_here_is_refused_not_ignored(folder, changes):
     assert "not built here" in refused(folder)
 
 
+def test_an_odd_head_dim(folder):
+    change_config(folder, head_dim=15)
+    assert "head_dim" in refused(folder) and "is 15, but must be even" in refused(folder)
+
+
 @pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_key_value_heads", "rms_norm_eps"])
 def test_a_config_without_a_field(folder, name):
     config = json.loads((folder / "config.json").read_text())

@@ -111,37 +111,26 @@ def write_kv(keys: np.ndarray, values: np.ndarray, slot_mapping: torch.Tensor, k
     """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [slots, kv_heads, head_dim], one
     layer of the arena.
 
-    Raises IndexError for a slot that the arena does not have.
+    Raises IndexError for a slot that the arena does not have, and for more or fewer slots than new tokens.
     """
+    if len(slot_mapping) != len(k):
+        raise IndexError(
+            f"slot_mapping has {len(slot_mapping)} slots for {len(k)} new tokens: look at `slots` of the scheduler's "
+            "memory"
+        )
     try:
         _write_kv(keys, values, slot_mapping.numpy(), k.numpy(), v.numpy())
     except IndexError:
-        raise no_such_slot(len(keys), slot_mapping) from None
-
-
-def no_such_slot(n_slots: int, slot_mapping: torch.Tensor) -> IndexError | None:
-    """What to say of slots that an arena of n_slots does not have; None where it has them all."""
-    first, last = slot_mapping.min().item(), slot_mapping.max().item()
-    if first >= 0 and last < n_slots:
-        return None
-    return IndexError(
-        f"slot_mapping goes from slot {first} to {last}, but the arena has slots 0 to {n_slots - 1}: look at `slots` "
-        "of the scheduler's memory"
-    )
-
-
-def no_such_block(n_slots: int, queries: "Queries") -> IndexError:
-    """What to say where queries look for keys past an arena of n_slots, or past their table."""
-    table, size = queries.table, queries.block_size
-    return IndexError(
-        f"contexts of up to {queries.seen.max()} keys are looked for in {table.shape[1]} blocks of {size} slots that "
-        f"begin at slot {table.min()} to {table.max()}, but the arena has slots 0 to {n_slots - 1}: look at the "
-        "`table` of each request"
-    )
+        raise IndexError(
+            f"slot_mapping goes from slot {slot_mapping.min()} to {slot_mapping.max()}, but the arena has slots 0 to "
+            f"{len(keys) - 1}: look at `slots` of the scheduler's memory"
+        ) from None
 
 
 @compiled
 def _write_kv(keys, values, slot_mapping, k, v):
+    if len(slot_mapping) != len(k):
+        raise IndexError
     for row, slot in enumerate(slot_mapping):
         if not 0 <= slot < len(keys):
             raise IndexError
@@ -193,7 +182,12 @@ def paged_attention(q: torch.Tensor, keys: np.ndarray, values: np.ndarray, queri
     try:
         _paged_attention(q.numpy(), keys, values, *queries.places, out.numpy())
     except IndexError:
-        raise no_such_block(len(keys), queries) from None
+        table, size = queries.table, queries.block_size
+        raise IndexError(
+            f"contexts of up to {queries.seen.max()} keys are looked for in {table.shape[1]} blocks of {size} slots "
+            f"that begin at slot {table.min()} to {table.max()}, but the arena has slots 0 to {len(keys) - 1}: look at "
+            "the `table` of each request"
+        ) from None
 
 
 @compiled

@@ -17,8 +17,8 @@ Weights = namedtuple("Weights", ["embedding", *LAYER, "norm", "eps", "cos", "sin
 
 @compiled
 def hidden_states(weights, tokens, positions, slot_mapping, places, keys, values):
-    """[R, hidden]. keys and values: the arena, [layers, slots, kv_heads, head_dim]. Raises IndexError for a slot or a
-    block that it does not have."""
+    """[R, hidden]. keys and values: the arena, [layers, slots, kv_heads, head_dim]. Raises IndexError for a token, a
+    position, a slot or a block that there is not."""
     rows, hidden, heads, intermediate = len(tokens), len(weights.norm), weights.heads, weights.intermediate
     n_layers, _, kv_heads, head_dim = keys.shape
     all_heads, width = heads + 2 * kv_heads, heads * head_dim
@@ -51,8 +51,11 @@ def hidden_states(weights, tokens, positions, slot_mapping, places, keys, values
 
 @compiled
 def _pick(table, chosen, out):
-    """Rows of a table. Which ones is not checked: tokens and positions are the engine's own (inputs.check_request)."""
+    if len(chosen) != len(out):
+        raise IndexError
     for row in range(len(chosen)):
+        if not 0 <= chosen[row] < len(table):
+            raise IndexError
         for i in range(table.shape[1]):
             out[row, i] = table[chosen[row], i]
 

@@ -16,13 +16,14 @@ WIDTH numbers, in as many registers as it takes.
 import numpy as np
 import torch
 from llvmlite import binding, ir
-from numba import types
+from numba import config, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, models, register_model
 
 from tinyengine.kernels.cpu import compiled, prefetch_line
 
-_features = binding.get_host_cpu_features()
+# Told to compile for another processor than this one, numba does not say what that one has.
+_features = {} if config.CPU_NAME or not config.ENABLE_AVX else binding.get_host_cpu_features()
 # Four rows of sums, a row of weights and one number of x have to fit into 32 registers of 16 numbers, or 16 of 8.
 WIDTH = 64 if _features.get("avx512f") else 16
 AHEAD = 32  # rows of a panel between what is asked for and what is used: about as long as memory takes to answer

@@ -101,10 +101,13 @@ def _config(raw: dict, folder: Path) -> Config:
     if rope.get("rope_type", "default") != "default" or raw.get("attention_bias") or raw.get("use_sliding_window"):
         raise ValueError(f"{folder} asks for scaled RoPE, attention bias or a sliding window, which are not built here")
     try:
+        head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+        if head_dim % 2:
+            raise ValueError(f"head_dim in {folder / 'config.json'} is {head_dim}, but must be even: RoPE turns pairs")
         return Config(
             **{name: raw[name] for name in Config.__dataclass_fields__ if name in raw}
             | {
-                "head_dim": raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+                "head_dim": head_dim,
                 "rope_theta": float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
                 "tie_word_embeddings": raw.get("tie_word_embeddings", False),
             }
