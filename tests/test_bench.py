@@ -428,6 +428,10 @@ def test_every_record_has_a_table_and_what_is_missing_is_said(tmp_path):
     both = readme.blocks(tmp_path)["peers"]
     assert both.count("| engine | wall s |") == 2 and both.index("1 of 2 cores") < both.index("2 of 2 cores")
     assert "--threads 2" in both and "Not yet measured" not in both
+    whole["machine"]["waiting"] = "PASSIVE"
+    (tmp_path / "peers_2.json").rename(tmp_path / "peers_2_threads.json").write_text(json.dumps(whole), encoding="utf-8")
+    parts = readme.blocks(tmp_path)
+    assert "2 of 2 cores, threads that wait passive" in parts["peers_2_threads"] and "2 of 2 cores" not in parts["peers"]
 
 
 def test_a_page_says_where_a_profile_has_no_gpu(profiled, tmp_path):
@@ -469,7 +473,7 @@ def test_committed_results_are_whole(path):
     written = json.loads(path.read_text(encoding="utf-8"))
     assert written.keys() == KEYS and written["benchmarks"].keys() <= {*BENCHMARKS, *ON_CUDA}
     assert written["versions"].keys() == {"python", "torch", "transformers"} and written["commit"]
-    assert written["machine"].keys() == {"cpu", "cores", "threads", "load", "gpu"}
+    assert written["machine"].keys() == {"cpu", "cores", "threads", "waiting", "load", "gpu"}
     for rows in written["benchmarks"].get("stages", {"workloads": {}})["workloads"].values():
         assert {row["stage"] for row in rows} <= set(STAGES) and all(row["exact"] for row in rows)
 

@@ -12,17 +12,20 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[2]
 PAGES = {
     ROOT / "README.md": ("stages", "stall", "peers", "usage"),
-    ROOT / "docs" / "measured.md": ("invariance", "scheduler", "simulate", "fit"),
+    ROOT / "docs" / "measured.md": ("peers_2_threads", "invariance", "scheduler", "simulate", "fit"),
     ROOT / "docs" / "profile.md": ("profile",),
 }
+APART = {"peers_2_threads": "peers"}  # a file of results that has a place of its own, and its benchmark
 ALSO_ON_CUDA = ("profile",)  # of these, a page says where nobody has measured them on a GPU
 
 
 def blocks(folder: Path = RESULTS) -> dict[str, str]:
     """What stands between `<!-- name -->` and `<!-- /name -->`, by name of the benchmark: one table for each file of
-    results that has it, and what it was run on."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return {name: _part(name, [one for one in records if name in one["benchmarks"]]) for name in BENCHMARKS}
+    results that has it, and what it was run on. The files that stand APART are there by their own names."""
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+    apart = {file: _part(name, [records.pop(file)] if file in records else []) for file, name in APART.items()}
+    together = {name: [one for one in records.values() if name in one["benchmarks"]] for name in BENCHMARKS}
+    return apart | {name: _part(name, own) for name, own in together.items()}
 
 
 def fill(text: str, parts: dict[str, str]) -> str:
@@ -52,6 +55,8 @@ def _block(name: str, record: dict) -> str:
 def _circumstances(record: dict) -> str:
     machine, versions = record["machine"], record["versions"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores"
+    if machine.get("waiting"):
+        where += f", threads that wait {machine['waiting'].lower()}"
     load = "" if machine["load"] is None else f", load {machine['load']:.1f}"
     return (
         f"Measured on {where}{load}, with torch {versions['torch']}, at commit `{record['commit']}` on "

@@ -25,11 +25,13 @@ def circumstances(device: str) -> dict:
 
 
 def machine(device: str) -> dict:
-    """load: processes that want a core, the mean of the last minute; above `cores`, others kept the machine busy."""
+    """waiting: how OpenMP's threads were told to wait for each other, which two or more of them may hang on.
+    load: processes that want a core, the mean of the last minute; above `cores`, others kept the machine busy."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "waiting": os.environ.get("OMP_WAIT_POLICY") if torch.get_num_threads() > 1 else None,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
     }
