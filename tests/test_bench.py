@@ -483,13 +483,14 @@ def test_committed_results_are_whole(path):
 def test_peers_say_the_same_as_every_stage_and_are_compared_with_the_limit():
     result = peers.run(loads=(peers.mixed(requests=3, longest=32, max_num_seqs=2),), repeats=1)
     rows = result["loads"]["mixed-2"]["rows"]
-    assert [row["name"] for row in rows[:4]] == [
+    assert [row["name"] for row in rows[:5]] == [
         "transformers, one by one",
         "transformers, static batches",
         "transformers, generate_batch",
-        "ours, a forward for each request",
+        "ours, request by request, layer by layer",
+        "ours, request by request",
     ]
-    assert [row["name"] for row in rows[4:]] == [f"ours, {stage}" for stage in peers.STAGES_COMPARED]
+    assert [row["name"] for row in rows[5:]] == [f"ours, {stage}" for stage in peers.STAGES_COMPARED]
     assert all(row["exact"] and row["wall_s"] > 0 and row["cpu_s"] > 0 for row in rows)
     assert all(row["limit_s"] > 0 for row in rows[4:])
     assert peers.table(result).markdown().count("yes") == len(rows)

@@ -230,10 +230,10 @@ def misread(monkeypatch, change):
     """Every request is read through a table that `change` has been at, when its K/V are written already."""
     real = attention.Group.__init__
 
-    def init(self, batch, requests, dtype):
+    def init(self, batch, requests, arena):
         for index in requests:
             batch.tables[index] = change(list(batch.tables[index]))
-        real(self, batch, requests, dtype)
+        real(self, batch, requests, arena)
 
     monkeypatch.setattr(attention.Group, "__init__", init)
     cpu = loops(torch.device("cpu"), torch.float32)

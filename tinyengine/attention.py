@@ -101,8 +101,8 @@ class PerRequest:
         few = FEW if loops else 0
         queries = loops.Queries(batch, few) if loops else None
         ends = accumulate(batch.counts)
-        longer = [  # the rows of each other request, and where its keys are
-            (slice(end - count, end), batch.slots(index))
+        longer = [  # the rows of each other request, where its keys are, and which of them a row sees
+            (slice(end - count, end), batch.slots(index), causal_mask(count, batch.lengths[index], cache.keys))
             for index, (count, end) in enumerate(zip(batch.counts, ends))
             if count > few
         ]
@@ -112,8 +112,8 @@ class PerRequest:
             out = torch.empty_like(q)
             if queries:
                 loops.paged_attention(q, *cache.arrays[layer], queries, out)
-            for rows, slots in longer:
-                out[rows] = one_request(q[rows], cache.keys[layer, slots], cache.values[layer, slots])
+            for rows, slots, mask in longer:
+                out[rows] = one_request(q[rows], cache.keys[layer, slots], cache.values[layer, slots], mask)
             return out
 
         return attend
@@ -145,9 +145,8 @@ class PagedAttention:
     def _on_cpu(self, batch: Batch) -> Attend:
         if self.backend == "numba":
             return self._with_numba(batch)
-        dtype = self.cache.keys.dtype
         shared = side_by_side(batch.counts, batch.lengths, batch.block_size)
-        groups = [Group(batch, requests, dtype) for requests in shared]  # once, for all layers
+        groups = [Group(batch, requests, self.cache.keys) for requests in shared]  # once, for all layers
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
@@ -163,7 +162,7 @@ class PagedAttention:
         """A few queries read their keys where they lie; the many of a chunk share a copy of its keys."""
         cache, loops = self.cache, self.cache.loops
         queries = loops.Queries(batch, FEW)
-        chunks = [Group(batch, [index], cache.keys.dtype) for index, count in enumerate(batch.counts) if count > FEW]
+        chunks = [Group(batch, [index], cache.keys) for index, count in enumerate(batch.counts) if count > FEW]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             cache.write(layer, batch.slot_mapping, k, v)
@@ -256,12 +255,12 @@ class Group:
     """m requests of a batch that share a call of attention, and where their K/V are.
 
     rows: their rows in the batch. blocks [m * w]: their blocks, one request behind the other; w is as many as the
-    longest has, and the others' own first block stands in for the rest. For m > 1: unused, which of the
-    m * w * block_size slots hold nothing of theirs; hidden [m, 1, 1, w * block_size], 0, or -inf for a key that is not
-    there.
+    longest has, and the others' own first block stands in for the rest. For m = 1: mask, the request's `causal_mask`.
+    For m > 1: unused, which of the m * w * block_size slots hold nothing of theirs; hidden [m, 1, 1, w * block_size],
+    0, or -inf for a key that is not there.
     """
 
-    def __init__(self, batch: Batch, requests: list[int], dtype: torch.dtype):
+    def __init__(self, batch: Batch, requests: list[int], arena: torch.Tensor):
         device = batch.tokens.device
         starts = [0, *accumulate(batch.counts)]
         self.lengths = [batch.lengths[index] for index in requests]
@@ -271,11 +270,13 @@ class Group:
         self.blocks = torch.tensor(filled, device=device).flatten()
         if len(requests) == 1:
             self.rows = slice(starts[requests[0]], starts[requests[0] + 1])
+            self.mask = causal_mask(batch.counts[requests[0]], self.lengths[0], arena)
             return
         self.rows = torch.tensor([starts[index] for index in requests], device=device)  # only decodes share a call
         missing = torch.arange(width * batch.block_size) >= torch.tensor(self.lengths)[:, None]
         self.unused = missing.flatten().nonzero()[:, 0].to(device)
-        self.hidden = torch.zeros(missing.shape, dtype=dtype).masked_fill(missing, -torch.inf)[:, None, None].to(device)
+        hidden = torch.zeros(missing.shape, dtype=arena.dtype).masked_fill(missing, -torch.inf)
+        self.hidden = hidden[:, None, None].to(device)
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """q [rows, heads, head_dim]; keys, values [blocks, block_size, kv_heads, head_dim], one layer of the arena ->
@@ -284,7 +285,7 @@ class Group:
         # block by block: fewer and longer pieces to copy than slot by slot
         keys, values = (arena.index_select(0, self.blocks).flatten(0, 1) for arena in (keys, values))
         if m == 1:
-            return one_request(q, keys[: self.lengths[0]], values[: self.lengths[0]])
+            return one_request(q, keys[: self.lengths[0]], values[: self.lengths[0]], self.mask)
         for copy in (keys, values):
             copy.index_fill_(0, self.unused, 0)  # a masked value takes part as 0 * value, and may be somebody's NaN
         keys, values = (copy.view(m, -1, kv_heads, head_dim).transpose(1, 2) for copy in (keys, values))
@@ -323,12 +324,25 @@ def paged_attention(
     return torch.cat([one_request(*own) for own in zip(queries, keys, values, strict=True)])
 
 
-def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def causal_mask(n: int, length: int, like: torch.Tensor) -> torch.Tensor | None:
+    """What keeps the newest n of `length` tokens from seeing those behind them: [n, length] of the dtype and on the
+    device of `like`, 0, or -inf for a key that a query must not see; None where `one_request` needs none.
+
+    The last query sees every key: the mask is aligned to the bottom right. `is_causal=True` alone aligns it to the top
+    left, which is wrong as soon as there is older context.
+    """
+    if n in (1, length):
+        return None
+    return torch.full((n, length), -torch.inf, dtype=like.dtype, device=like.device).triu(length - n + 1)
+
+
+def one_request(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
     """Causal attention of one request's newest tokens over all its keys.
 
     q [n, heads, head_dim], keys and values [length, kv_heads, head_dim], n <= length -> [n, heads, head_dim]
-    The last query sees every key: the mask is aligned to the bottom right. `is_causal=True` alone aligns it to the top
-    left, which is wrong as soon as there is older context.
+    mask: their `causal_mask`, which is the same in every layer; made here if None.
     """
     (n, heads, head_dim), (length, kv_heads, _) = q.shape, keys.shape
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, length, head_dim]
@@ -337,7 +351,7 @@ def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> to
         # one product instead of copies of the keys: about 4x on bf16, and never slower.
         group = q.view(kv_heads, heads // kv_heads, head_dim)
         return F.scaled_dot_product_attention(group, keys, values).view(1, heads, head_dim)
-    mask = None if n == length else q.new_ones(n, length, dtype=torch.bool).tril(length - n)
+    mask = causal_mask(n, length, q) if mask is None else mask
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )  # [1, heads, n, head_dim]
