@@ -109,8 +109,8 @@ def run(
             "transformers, one by one": partial(one_by_one, hf, load),
             "transformers, static batches": partial(static_batches, hf, load),
             "transformers, generate_batch": partial(generate_batch, hf, load),
-            "ours, request by request, layer by layer": partial(serve, ours, load, "paged", LayerByLayer),
-            "ours, request by request": partial(serve, ours, load, "paged", PerRequestForward),
+            "ours, one by one, layer by layer": partial(serve, ours, load, "paged", LayerByLayer),
+            "ours, one by one": partial(serve, ours, load, "paged", PerRequestForward),
             **{f"ours, {stage}": partial(serve, ours, load, stage) for stage in stages},
         }
         results[load.name] = _compare(load, runners, ours, repeats)
@@ -271,10 +271,10 @@ def table(result: dict) -> Table:
         for name, load in result["loads"].items()
     )
     note = (
-        f"{sizes}. request by request: a forward pass for each request of an iteration. Qwen3 of 8 layers of 256, "
-        f"random weights, float32; chunked with a budget of {BUDGET} tokens. speed: against transformers one by one. "
-        "of the limit: wall time by that of the bare matrix products of the same schedule, on operands that lie ready. "
-        "exact: the same tokens as transformers one by one. Medians of "
+        f"{sizes}. ours, one by one: the schedule of paged, and a forward pass for each request of an iteration. Qwen3 "
+        f"of 8 layers of 256, random weights, float32; chunked with a budget of {BUDGET} tokens. speed: against "
+        "transformers one by one. of the limit: wall time by that of the bare matrix products of the same schedule, on "
+        "operands that lie ready. exact: the same tokens as transformers one by one. Medians of "
         f"{result['repeats']} runs that took turns."
     )
     header = ("engine", "wall s", "CPU s", "speed", "of the limit", "TTFT p50 ms", "TBT p99 ms", "exact")
