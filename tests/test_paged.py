@@ -212,6 +212,20 @@ def test_nobody_is_driven_out_for_a_guess(n_blocks, guesses):
     drive.run()
 
 
+def test_blocks_that_come_back_from_the_cache_are_no_room_for_guesses():
+    """A preempted request finds all of its blocks again, and decodes at once: what it takes from the free ones, its
+    guesses must not count on."""
+    scheduler = Paged(Blocks(20, 1, enable_prefix_caching=True), 2)
+    other, again = make(0, [10, 11, 12, 13, 14, 15, 16, 17], 9), make(1, [1, 2] * 3 + [1], 12)
+    scheduler.add(other)
+    scheduler.add(again)
+    for tokens in ([18, 2], [19, 1]):
+        scheduler.commit(scheduler.schedule(), tokens)
+    scheduler._preempt(again)
+    scheduler.num_speculative_tokens = 5
+    assert scheduler.schedule() == [(other, 1), (again, 1)] and again.computed == 8 and again.draft == []
+
+
 def test_a_negative_number_of_guesses_is_refused():
     with pytest.raises(ValueError, match="num_speculative_tokens is -1, but must be a whole number of at least 0"):
         Paged(Blocks(4), num_speculative_tokens=-1)

@@ -300,12 +300,13 @@ class Paged(Scheduler):
     def _admit_first(self, n_slots: int, owed: int = 0) -> bool:
         """Moves the first of the queue into the batch if the blocks of its first `n_slots` positions are free beside
         `owed` that others are still to get."""
-        request = self.waiting[0]
+        request, free = self.waiting[0], len(self.memory.free)
         cached = self.memory.admit(request, n_slots, owed)
         if cached is None:
             return False
         request.computed = cached
-        self._spare -= self.memory.missing(request, len(request.tokens))
+        taken = free - len(self.memory.free)  # cached blocks that were nobody's
+        self._spare -= taken + self.memory.missing(request, len(request.tokens))
         self.waiting.popleft()
         insort(self.running, request, key=self.urgency)
         return True
