@@ -5,11 +5,14 @@ to the first picture on the screen. Frames: drawn while it plays, at its fastest
 """
 
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
-from conftest import chromium
-from trace_samples import requests, run
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers.browser import chromium
+from helpers.traces import requests, run
 
 from tinyengine.memory import Blocks
 from tinyengine.scheduler import Orca, Paged

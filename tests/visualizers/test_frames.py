@@ -8,9 +8,9 @@ import re
 from collections import Counter
 
 import pytest
+from helpers.traces import CHUNKS, busy, requests, run, sized, wander
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_samples import CHUNKS, busy, requests, run, sized, wander
 
 from tinyengine.memory import Slots
 from tinyengine.metrics import measure

@@ -5,7 +5,7 @@ import time
 from itertools import pairwise
 
 import pytest
-from trace_samples import Stepper, requests
+from helpers.traces import Stepper, requests
 
 from tinyengine.scheduler import Orca
 from visualizers import live

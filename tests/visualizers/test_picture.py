@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from helpers.traces import CHUNKS, busy, requests, run, sized
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from PIL import Image
-from trace_samples import CHUNKS, busy, requests, run, sized
 
 from tinyengine.memory import Slots
 from tinyengine.request import Request, SamplingParams

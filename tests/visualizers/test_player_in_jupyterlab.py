@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CELL = """
 import sys
 sys.path[:0] = {paths!r}
-from trace_samples import requests, run
+from helpers.traces import requests, run
 from tinyengine.scheduler import Orca, Static
 from visualizers import compare, show
 
@@ -84,7 +84,7 @@ def write_notebook(path: Path, source: str):
     """One cell, not yet run."""
     cell = {
         "cell_type": "code", "execution_count": None, "id": "a", "metadata": {}, "outputs": [],
-        "source": source.format(paths=[str(ROOT), str(ROOT / "tests/visualizers")]),
+        "source": source.format(paths=[str(ROOT), str(ROOT / "tests")]),
     }  # fmt: skip
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     write_json(path, {"cells": [cell], "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
@@ -191,7 +191,7 @@ def test_a_reopened_notebook_shows_its_widget_again(notebook):
 LIVE = """
 import sys
 sys.path[:0] = {paths!r}
-from trace_samples import Stepper, requests
+from helpers.traces import Stepper, requests
 from tinyengine.scheduler import Orca
 from visualizers import live
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from trace_samples import CHUNKS, busy, requests, run, sized, wander
+from helpers.traces import CHUNKS, busy, requests, run, sized, wander
 
 from tinyengine.memory import Slots
 from tinyengine.metrics import token_times

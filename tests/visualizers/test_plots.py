@@ -4,8 +4,8 @@ import io
 
 import numpy as np
 import pytest
+from helpers.traces import CHUNKS, busy, requests, run
 from matplotlib.image import imread
-from trace_samples import CHUNKS, busy, requests, run
 
 from tinyengine.metrics import measure
 from tinyengine.scheduler import Orca, Static

@@ -1,0 +1,1 @@
+"""What the tests share. Each module says what it holds."""
