@@ -1,6 +1,6 @@
 """The token budget from a promise: how many tokens may an iteration have, if nobody is to wait longer than this?
 
-    line = Line.fit(profile(model))                             # measured once
+    line = Line.fit(profile(model))                             # measured once (tinyengine.bench.iterations)
     budget = choose_budget(line, tbt_target=0.05)               # Engine(model, max_num_batched_tokens=budget)
     budget = AdaptiveBudget(line, tbt_target=0.05)              # Engine(model, budget=budget)
 
@@ -9,19 +9,14 @@ affine in its tokens, and the mean time per token says nothing: it falls as iter
 (OSDI 2024), section 4.3, which profiles once and takes the largest budget that keeps the promise.
 """
 
-import random
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean, median
-from time import perf_counter
-
-from tinyengine.request import SamplingParams
 
 MINIMUM = 16  # tokens: a smaller chunk pays the fixed cost for next to nothing
 MAXIMUM = 8192
 ALIGN = 16  # tokens: one more than a full tile costs a whole further tile
-SIZES = (16, 17, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513)  # n and n + 1 show the steps of tiles
 
 
 @dataclass(frozen=True)
@@ -85,6 +80,29 @@ def choose_budget(
     return max(minimum, fitting // align * align)
 
 
+class Adaptive:
+    """Goes before a `Chunked`. budget: says how many tokens the next iteration may have, and learns from how long each
+    one took (an AdaptiveBudget); max_num_batched_tokens is its upper limit. None changes nothing.
+
+    Raises ValueError for a budget that is a number.
+    """
+
+    def __init__(self, *args, budget: "AdaptiveBudget | None", **options):
+        super().__init__(*args, **options)
+        if budget is not None and not hasattr(budget, "tokens"):
+            raise ValueError(f"budget is {budget!r}, but must be an AdaptiveBudget: a number is max_num_batched_tokens")
+        self.budget = budget
+
+    @property
+    def token_budget(self) -> int:
+        most = super().token_budget
+        return min(most, self.budget.tokens) if self.budget else most
+
+    def observe(self, n_tokens: int, seconds: float):
+        if self.budget:
+            self.budget.observe(n_tokens, seconds)
+
+
 class AdaptiveBudget:
     """A budget that follows the machine: the same line, times how much slower or faster the last iterations were.
 
@@ -124,54 +142,6 @@ class AdaptiveBudget:
         return centre + self.DEVIATIONS * 1.4826 * distance  # 1.4826 distances are one standard deviation of a normal
 
 
-def profile(
-    model,
-    sizes: tuple[int, ...] = SIZES,
-    *,
-    context: int = 1024,
-    decodes: int = 8,
-    decode_context: int | None = None,
-    repeats: int = 7,
-    seed: int = 0,
-) -> list[tuple[int, float]]:
-    """Times real iterations of an engine with this model: [(tokens, seconds), ...], the median of each size.
-
-    An iteration of n tokens is `decodes` decodes and one chunk of the rest, behind `context` tokens (decodes behind
-    `decode_context`, the same if None): attention makes a token dearer the more lies before it, so take what requests
-    reach. The sizes take turns, so that a machine that slows down meanwhile slows all of them.
-
-    Raises ValueError for a size that leaves no chunk, or that reaches past the model's positions.
-    """
-    from tinyengine.engine import Engine  # imported here: the rest of this file needs no torch
-
-    context -= context % ALIGN  # whole blocks, which the prefix cache can give
-    decode_context = context if decode_context is None else decode_context
-    steps = 2 + (repeats + 1) * len(sizes)
-    _check_sizes(model, sizes, context, decodes, decode_context + steps)
-    rng = random.Random(seed)
-
-    def words(n: int) -> list[int]:
-        return [rng.randrange(model.config.vocab_size) for _ in range(n)]
-
-    room = 2 * context + decodes * (decode_context + steps + 2 * ALIGN) + 2 * (max(sizes) + ALIGN)
-    options = {"num_slots": room, "block_size": ALIGN, "enable_prefix_caching": True}
-    engine = Engine(model, "paged", max_num_seqs=decodes + 1, **options)  # it takes every prompt whole
-    before = words(context)
-    engine.generate([before + words(1)], SamplingParams(max_tokens=1))  # from here on the cache has it
-    for _ in range(decodes):
-        engine.add_request(words(decode_context + 1), SamplingParams(max_tokens=steps, ignore_eos=True))
-    engine.step()
-    times = defaultdict(list)
-    for turn in range(repeats + 1):
-        for size in sizes:
-            engine.add_request(before + words(size - decodes), SamplingParams(max_tokens=1))
-            started = perf_counter()
-            engine.step()
-            if turn:  # the first one warms caches and thread pools up
-                times[engine.trace.iterations[-1].num_tokens].append(perf_counter() - started)
-    return [(tokens, median(seconds)) for tokens, seconds in sorted(times.items())]
-
-
 def _check(tbt_target: float, minimum: int, align: int, maximum: int):
     if not (isfinite(tbt_target) and tbt_target > 0):
         raise ValueError(f"tbt_target is {tbt_target!r} seconds, but must be a finite number above 0")
@@ -179,13 +149,3 @@ def _check(tbt_target: float, minimum: int, align: int, maximum: int):
         raise ValueError(f"align is {align}, but must be at least 1 token")
     if not 1 <= minimum <= maximum:
         raise ValueError(f"minimum is {minimum} and maximum {maximum}, but 1 <= minimum <= maximum must hold")
-
-
-def _check_sizes(model, sizes: tuple[int, ...], context: int, decodes: int, decoded: int):
-    if not sizes or min(sizes) <= decodes:
-        raise ValueError(f"sizes are {sizes}, but beside {decodes} decodes each must be at least {decodes + 1}")
-    positions, reached = model.config.max_position_embeddings, 1 + max(context + max(sizes) - decodes, decoded)
-    if reached > positions:
-        raise ValueError(
-            f"contexts, sizes and repeats reach position {reached}, but the model has {positions}: take fewer"
-        )

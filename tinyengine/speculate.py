@@ -7,8 +7,11 @@ prompt look-up decoding (Saxena, 2023), vLLM's "ngram", for the guess.
 
 from array import array
 from collections.abc import Sequence
+from math import inf
+from numbers import Integral
 
 from tinyengine.request import Request
+from tinyengine.scheduler import Plan, Token
 
 
 def look_up(tokens: Sequence[int], most: int, longest: int = 3) -> list[int]:
@@ -32,9 +35,95 @@ def look_up(tokens: Sequence[int], most: int, longest: int = 3) -> list[int]:
 def accept(request: Request, chosen: Sequence[int]) -> list[int]:
     """What the request gets of the tokens that were chosen behind its text and behind each of its guesses: all up to
     the first that differs from the guess in its place, or that ends the request."""
-    kept: list[int] = []
-    for token, guess in zip(chosen, (*request.draft, None), strict=True):
+    known, kept = len(request.tokens) - request.guesses, []
+    for place, token in enumerate(chosen, start=known):
         kept.append(token)
-        if token != guess or request.reason_to_finish(kept):
+        is_right = place < len(request.tokens) and token == request.tokens[place]
+        if not is_right or request.reason_to_finish(place + 1):
             break
     return kept
+
+
+class Speculative:
+    """Goes before a scheduler of blocks: what budget and blocks its plan leaves is filled up with guesses for requests
+    that decode. No request waits or gives memory back for a guess.
+
+    Guesses stand at the end of `tokens` from `schedule` to `commit`; the latter is given, for a request with guesses,
+    the list of all tokens that it got (`accept`).
+    num_speculative_tokens: most guesses that a request verifies in an iteration; 0 is no speculation.
+    Raises ValueError for a number of guesses below 0.
+    """
+
+    def __init__(self, *args, num_speculative_tokens: int, **options):
+        super().__init__(*args, **options)
+        number = num_speculative_tokens
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ValueError(f"num_speculative_tokens is {number!r}, but must be a whole number of at least 0")
+        self.num_speculative_tokens = num_speculative_tokens
+
+    def schedule(self) -> Plan:
+        for request in self.running:
+            take_back(request)  # of an iteration that failed
+        plan = super().schedule()
+        budget = inf if self.token_budget is None else self.token_budget
+        budget -= sum(n_tokens for _, n_tokens in plan)
+        owed = sum(self.memory.missing(request, len(request.tokens)) for request in self.running)
+        for index, (request, n_tokens) in enumerate(plan):
+            guesses = self._guess(request, budget)
+            end = len(request.tokens) + len(guesses)
+            if not guesses or self.memory.missing(request, end) > len(self.memory.free) - owed:
+                continue
+            self.memory.grow(request, end)
+            request.tokens += guesses
+            request.guesses = len(guesses)
+            plan[index] = request, n_tokens + len(guesses)
+            budget -= len(guesses)
+        return plan
+
+    def _guess(self, request: Request, budget: float) -> list[int]:
+        """Guesses for a request that decodes: never past its end, nor past the budget."""
+        if request.gap != 1 or request.computed < request.num_prompt_tokens:
+            return []
+        open_tokens = request.max_slots - len(request.tokens)  # what it can still get; one of them needs no guess
+        most = min(self.num_speculative_tokens, open_tokens - 1, budget)
+        return look_up(request.tokens, most) if most > 0 else []
+
+    def commit(self, plan: Plan, tokens: list) -> list[Token]:
+        for (request, _), got in zip(plan, tokens):
+            if not request.finished and got is not None:
+                _check_number(request, got)
+        self._check(plan, [got if got is None or isinstance(got, Integral) else got[-1] for got in tokens])
+        certain, last, events = [], [], {}
+        for (request, n_tokens), got in zip(plan, tokens):
+            if request.guesses and got is not None and not request.finished:
+                got = [got] if isinstance(got, Integral) else list(got)
+                n_tokens -= request.guesses + 1 - len(got)  # the guesses that were wrong
+                take_back(request)
+                request.tokens += got[:-1]
+                events[request] = [Token(request, token, None) for token in got[:-1]]
+                got = got[-1]
+            certain.append((request, n_tokens))
+            last.append(got)
+        for event in super().commit(certain, last):
+            events.setdefault(event.request, []).append(event)
+        return [event for request, _ in plan for event in events.get(request, ())]
+
+    def finish(self, request: Request, reason: str):
+        take_back(request)
+        super().finish(request, reason)
+
+
+def take_back(request: Request):
+    """Removes its guesses, which were not verified."""
+    if request.guesses:
+        del request.tokens[-request.guesses :]
+        request.guesses = 0
+
+
+def _check_number(request: Request, got):
+    number = 1 if isinstance(got, Integral) else len(got)
+    if not 1 <= number <= request.guesses + 1:
+        raise ValueError(
+            f"request {request.request_id!r} was given {number} tokens, but with {request.guesses} guesses it can get "
+            f"1 to {request.guesses + 1}"
+        )

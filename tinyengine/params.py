@@ -1,0 +1,124 @@
+"""What a user asks for: how the tokens of a request are chosen, when it ends, and how fast they are to come. No torch."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and when it ends. The names are vLLM's.
+
+    max_tokens: most tokens to generate, >= 1.
+    temperature: 0 is greedy, the default here because a course wants the same answer twice (vLLM's default is 1.0).
+    top_k: keep the k likeliest tokens; 0 or -1 keeps all.
+    top_p: keep the smallest set of likeliest tokens whose probabilities reach top_p, in (0, 1].
+    repetition_penalty: > 1 makes tokens of the prompt and of the output less likely (CTRL, section 4.1).
+    seed: fixes the random choices of this request, in any batch; None lets the engine pick one.
+    stop: strings that end the output, which then ends just before them.
+    stop_token_ids: tokens that end the output, beside the model's own end-of-sequence tokens.
+    ignore_eos: run to max_tokens whatever the model says.
+    stop_when: called with the output's token ids after each token; True ends the output with that token. If it raises,
+        its request ends with the reason "error", and no other is touched.
+
+    Raises ValueError for a value outside its limits.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    stop_when: Callable[[list[int]], bool] | None = None
+
+    def __post_init__(self):
+        stop = (self.stop,) if isinstance(self.stop, str) else as_tuple("stop", self.stop, "text or a list of texts")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", as_tuple("stop_token_ids", self.stop_token_ids, "a list of token ids"))
+        whole_number("max_tokens", self.max_tokens, at_least=1)
+        whole_number("top_k", self.top_k, at_least=-1)
+        if self.seed is not None:
+            whole_number("seed", self.seed, at_least=0, below=2**63)
+        finite_number("temperature", self.temperature, "at least 0", lambda value: value >= 0)
+        finite_number("top_p", self.top_p, "above 0 and at most 1", lambda value: 0 < value <= 1)
+        finite_number("repetition_penalty", self.repetition_penalty, "above 0", lambda value: value > 0)
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise ValueError(f"stop holds {string!r}, but a stop string is text of at least one character")
+        for token in self.stop_token_ids:
+            whole_number("a token of stop_token_ids", token, at_least=0)
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos is {self.ignore_eos!r}, but must be True or False")
+        if self.stop_when is not None and not callable(self.stop_when):
+            raise ValueError(f"stop_when is {self.stop_when!r}, but must be a function of the output's token ids")
+
+
+@dataclass(frozen=True)
+class Slo:
+    """A service-level objective: the seconds that a user was promised, None for no promise.
+
+    ttft: from arrival to the first token. tbt: between any two tokens.
+    Raises ValueError for a number that is not above 0.
+    """
+
+    ttft: float | None = None
+    tbt: float | None = None
+
+    def __post_init__(self):
+        for name, seconds in (("ttft", self.ttft), ("tbt", self.tbt)):
+            if seconds is not None:
+                finite_number(f"the {name} of an Slo", seconds, "above 0", lambda value: value > 0)
+
+
+def check_fields(request):
+    """Raises ValueError for a request with an empty prompt, one that is not a sequence of whole numbers, or any other
+    field outside its limits. It leaves the prompt a tuple."""
+    if not isinstance(request.request_id, str) or not request.request_id:
+        raise ValueError(f"request_id is {request.request_id!r}, but must be text of at least one character")
+    if not _has_utf8(request.request_id):
+        raise ValueError(f"request_id is {request.request_id!r}, but must be text that has a UTF-8 form")
+    whose = f"the prompt of request {request.request_id!r}"
+    request.prompt_token_ids = as_tuple(whose, request.prompt_token_ids, "a list of token ids")
+    if not request.prompt_token_ids:
+        raise ValueError(f"{whose} has 0 tokens, but at least 1 is needed")
+    for token in request.prompt_token_ids:
+        whole_number(f"a prompt token of request {request.request_id!r}", token, at_least=0)
+    finite_number("arrival", request.arrival, "at least 0", lambda value: value >= 0)
+    whole_number("priority", request.priority, at_least=-(2**63), below=2**63)
+
+
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
+
+
+def whole_number(name, value, at_least, below=None):
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ValueError(f"{name} is {value!r}, but must be a whole number of at least {at_least}")
+    if below is not None and value >= below:
+        raise ValueError(f"{name} is {value!r}, but must be a whole number below {below}")
+
+
+def finite_number(name, value, limit, holds):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not abs(value) <= sys.float_info.max or not holds(value):  # `not <=` is true of NaN as well
+        raise ValueError(f"{name} is {value!r}, but must be a finite number {limit}")
+
+
+def as_tuple(name, value, kind):
+    try:
+        return () if value is None else tuple(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}, but must be {kind}") from None
+
+
+# interactive: a person reads along; standard: a person waits for the whole answer; batch: no one waits. The seconds are
+# this course's own round numbers.
+SLO_CLASSES = {"interactive": Slo(ttft=0.5, tbt=0.1), "standard": Slo(ttft=2.0, tbt=0.5), "batch": Slo()}
