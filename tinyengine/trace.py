@@ -12,6 +12,7 @@ from tinyengine.memory import Holding
 from tinyengine.request import Request
 
 ENDS = ("finish", "abort")
+Ranges = tuple[tuple[int, int], ...]
 EVENT_KINDS = ("arrive", "admit", "preempt", *ENDS)
 
 
@@ -158,7 +159,8 @@ class Trace:
 
     def __post_init__(self):
         self._unfinished: set[str] = set()  # of those that have arrived
-        self._holders: dict[str, None] = {}  # the requests that held memory at the newest hold(), and have not ended
+        # the requests that held memory at the newest hold(), and have not ended: their ranges, as given and as kept
+        self._holders: dict[str, tuple[Ranges, Ranges]] = {}
         self._reached: dict[str, int] = {}  # how far each of the unfinished was ever computed
 
     def __repr__(self) -> str:
@@ -220,7 +222,7 @@ class Trace:
         for request_id, request in holders.items():
             if request_id not in self._holders:  # all that it has computed by now came from the prefix cache
                 self.event("admit", request_id, cached=request.computed)
-        self._holders = dict.fromkeys(holders)
+        self._holders = {request_id: self._holders.get(request_id, ((), ())) for request_id in holders}
 
     def iteration(
         self,
@@ -245,11 +247,10 @@ class Trace:
         spans = {request.request_id: self._span(request, n_tokens, token) for (request, n_tokens), token in each}
         before = self.iterations[-1].memory if self.iterations else {}
         held = {}
-        for request_id, holding in memory.holdings().items():
-            if request_id in spans:
-                holding = Holding(holding.ranges, spans[request_id].end)
-            same = before.get(request_id)
-            held[request_id] = same if same == holding else holding  # one object for all iterations that it stays for
+        for request_id, (ranges, used) in memory.holdings().items():
+            ran = spans.get(request_id)
+            holding = Holding(self._kept(request_id, ranges), ran.end if ran else used)
+            held[request_id] = before[request_id] if before.get(request_id) == holding else holding
         return Iteration(time, duration, tuple(spans.values()), padding, budget, held)
 
     def append(self, iteration: Iteration) -> int:
@@ -346,8 +347,19 @@ class Trace:
 
     def _span(self, request: Request, n_tokens: int, token: int | Sequence[int] | None) -> Span:
         emitted = () if token is None else tuple(token) if isinstance(token, list | tuple) else (int(token),)
-        lost = min(n_tokens, max(0, self._reached.get(request.request_id, 0) - request.computed))
-        return Span(request.request_id, request.computed, n_tokens, emitted, request.guesses, lost)
+        reached, start = self._reached.get(request.request_id, 0), request.computed
+        lost = min(n_tokens, reached - start) if reached > start else 0
+        return Span(request.request_id, start, n_tokens, emitted, request.guesses, lost)
+
+    def _kept(self, request_id: str, ranges: Ranges) -> Ranges:
+        """The same ranges, made of those that older iterations have: a table only grows, and that at its end."""
+        given, kept = self._holders[request_id]
+        if ranges is not given:
+            pairs = enumerate(zip(kept, ranges))
+            same = next((place for place, (old, new) in pairs if old != new), min(len(kept), len(ranges)))
+            kept = kept[:same] + ranges[same:]
+            self._holders[request_id] = ranges, kept
+        return kept
 
     def _standings(self) -> Iterator[tuple["Standing", bool]]:
         """The requests that wait and run in each iteration, and whether that has changed; it is one object, that goes
