@@ -2,8 +2,9 @@
 
 from math import inf
 
+from tinyengine.queue import Queue
 from tinyengine.request import Request
-from tinyengine.scheduler import Chunked, Plan, Queue
+from tinyengine.scheduler import Chunked, Plan
 
 
 class Ablated(Chunked):

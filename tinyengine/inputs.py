@@ -1,22 +1,68 @@
-"""What an engine takes: prompts, parameters and sizes. Whatever it does not is refused before anything has changed, in
-one sentence that says what, which value, which limit and what to do."""
+"""What an engine takes: prompts, parameters and sizes. All else is refused here, before anything has changed, in one
+sentence that says what, which value, which limit and what to do."""
 
 import os
 from collections.abc import Iterable, Sequence
-from inspect import signature
+from importlib import import_module
+from importlib.util import find_spec
 from operator import index
 
 import torch
 
+from tinyengine.clock import WallClock
+from tinyengine.params import SLO_CLASSES, SamplingParams, Slo
 from tinyengine.qwen3 import Qwen3
-from tinyengine.request import SLO_CLASSES, Request, Slo
+from tinyengine.request import Request
 from tinyengine.scheduler import Scheduler
-from tinyengine.stages import STAGES
+from tinyengine.stages import EXTRAS, STAGES, check_options
 
 Prompt = str | Sequence[int]
 
 CPU_KV_BYTES = 256 * 2**20  # the arena's budget on a CPU, where "free memory" says little; pages count when first used
 CUDA_KV_SHARE = 0.8  # of the free device memory; the rest is for activations
+
+
+def check_engine(model: Qwen3, stage: str, scheduler: Scheduler | None, clock, trace, fast: bool):
+    """Raises ValueError for what no engine can be made of. (Sizes: check_sizes.)"""
+    if not isinstance(stage, str) or stage not in STAGES:
+        raise ValueError(f"stage is {stage!r}, but the stages are {', '.join(STAGES)}")
+    if not hasattr(model, "config"):
+        raise ValueError(f"model is {model!r}, but must be a model: load_model({model!r}), say")
+    if scheduler is not None and not isinstance(scheduler, Scheduler):
+        raise ValueError(f"scheduler is {scheduler!r}, but must be an instance of a Scheduler, with its memory")
+    if clock is not None and not all(hasattr(clock, name) for name in vars(WallClock) if not name.startswith("_")):
+        raise ValueError(f"clock is {clock!r}, but must be a clock: WallClock() or IterationClock(), say")
+    is_number = isinstance(trace, int) and not isinstance(trace, bool) and trace >= 1
+    if trace not in ("full", None) and not is_number:
+        raise ValueError(f"trace is {trace!r}, but must be 'full', a number of iterations to keep, or None")
+    if not isinstance(fast, bool):
+        raise ValueError(f"fast is {fast!r}, but must be True or False")
+
+
+def split_options(stage: str, options: dict, scheduler: Scheduler | None, fast: bool) -> tuple[dict, dict]:
+    """The options that add to the stage's scheduler, and those of the accelerations. Raises ValueError for one that
+    neither takes, and for one of the former beside a scheduler instance."""
+    caching = options.get("enable_prefix_caching", False)
+    if not isinstance(caching, bool):
+        raise ValueError(f"enable_prefix_caching is {caching!r}, but must be True or False")
+    options = {name: value for name, value in options.items() if name != "enable_prefix_caching" or value}
+    check_options(stage, options, accelerations().OPTIONS if fast and accelerations() else ())
+    extras = {name: value for name, value in options.items() if name in EXTRAS}
+    if extras and scheduler is not None:
+        raise ValueError(f"{next(iter(extras))} is an option of a stage's own scheduler: give it to yours instead")
+    return extras, {name: value for name, value in options.items() if name not in EXTRAS}
+
+
+def accelerations():
+    """The room tinyengine.fast, or None where it was left out."""
+    return import_module("tinyengine.fast") if find_spec("tinyengine.fast") else None
+
+
+def check_sizes(**sizes: int):
+    """Raises ValueError for a size that is not a whole number of at least 1."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
 
 
 def encode(model: Qwen3, prompt: Prompt, request_id: str) -> list[int]:
@@ -38,6 +84,24 @@ def encode(model: Qwen3, prompt: Prompt, request_id: str) -> list[int]:
         return model.tokenizer(prompt).input_ids
     except (TypeError, UnicodeError):  # half of a surrogate pair
         raise ValueError(f"the prompt of request {request_id!r} is text that has no UTF-8 form") from None
+
+
+def as_request(
+    model: Qwen3,
+    prompt: Prompt,
+    params: SamplingParams | None,
+    request_id: str,
+    arrival: float,
+    priority: int,
+    slo: Slo | str | None,
+) -> Request:
+    """A request that the model can serve, whatever the scheduler. Raises ValueError for all else."""
+    if not isinstance(params, SamplingParams | None):
+        raise ValueError(f"params is {params!r}, but must be SamplingParams")
+    ids, params = encode(model, prompt, request_id), params or SamplingParams()
+    request = Request(request_id, ids, params, arrival, priority, model.eos_token_ids, as_slo(slo))
+    check_request(model, request)
+    return request
 
 
 def check_request(model: Qwen3, request: Request):
@@ -89,17 +153,6 @@ def check_memory(model: Qwen3, num_slots: int):
         )
 
 
-def check_options(options: dict, stage: str, scheduler: Scheduler | None):
-    """Raises ValueError for an option that the stage's scheduler does not take, or any beside a scheduler instance."""
-    if options and scheduler is not None:
-        raise ValueError(f"{next(iter(options))} is an option of a stage's own scheduler: give it to yours instead")
-    makers = [kind.__init__ for kind in STAGES[stage][0].__mro__ if "__init__" in vars(kind)]
-    known = {one.name for make in makers for one in signature(make).parameters.values() if one.kind is one.KEYWORD_ONLY}
-    if unknown := options.keys() - known:
-        theirs = ", ".join(sorted(known)) or "none"
-        raise ValueError(f"{sorted(unknown)[0]} is no option of stage {stage!r}, whose options are: {theirs}")
-
-
 def as_slo(slo: Slo | str | None) -> Slo:
     """A promise by its name, or as it is; none promises nothing."""
     if isinstance(slo, str):
@@ -118,3 +171,15 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     each = [prompts] if isinstance(prompts, str) else list(prompts)
     is_token_ids = bool(each) and all(hasattr(token, "__index__") and not getattr(token, "shape", ()) for token in each)
     return [prompts] if is_token_ids else each
+
+
+def one_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, prompts: list[Prompt]
+) -> list[SamplingParams | None]:
+    """One for each prompt, from one for all or from a list."""
+    if not isinstance(params, SamplingParams | Sequence | None):
+        raise ValueError(f"params is {params!r}, but must be SamplingParams, or a list with one for each prompt")
+    each = [params] * len(prompts) if isinstance(params, SamplingParams | None) else list(params)
+    if len(each) != len(prompts):
+        raise ValueError(f"params has {len(each)} entries, but there are {len(prompts)} prompts: give one for each")
+    return each

@@ -44,6 +44,9 @@ class Metrics:
         accepted_tokens: guesses, and right ones.
     goodput: requests a second that finished and met their promise (first token, and every gap); a request without one
         meets it.
+
+    Of a trace that forgets, all of this is about what it still has: time begins with its first iteration, and a first
+    token that came before it is in no ttft.
     """
 
     iterations: int
@@ -81,7 +84,8 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def token_times(trace: Trace) -> dict[str, list[float]]:
-    """When each token of each request came, by request id: at the end of its iteration."""
+    """When each token of each request came, by request id: at the end of its iteration. Without those that the trace
+    has forgotten."""
     times: dict[str, list[float]] = {request_id: [] for request_id in trace.requests}
     for iteration in trace.iterations:
         for span in iteration.spans:
@@ -91,14 +95,19 @@ def token_times(trace: Trace) -> dict[str, list[float]]:
 
 def measure(trace: Trace) -> Metrics:
     """All numbers of a trace; one without iterations has no times and zeros for the rest."""
-    times = token_times(trace)
+    times, earlier = token_times(trace), trace.earlier
     arrival = {request_id: record.arrival for request_id, record in trace.requests.items()}
-    gaps = {key: [later - sooner for sooner, later in pairwise(moments)] for key, moments in times.items()}
-    finished = {event.request_id for event in trace.events if event.kind == "finish" and event.detail != "error"}
-    begun = {request_id: moments for request_id, moments in times.items() if moments}
+    since = {key: [earlier[key].last, *moments] if key in earlier else moments for key, moments in times.items()}
+    gaps = {key: [later - sooner for sooner, later in pairwise(moments)] for key, moments in since.items()}
+    begun = {request_id: moments for request_id, moments in since.items() if moments}
+    first = {key: earlier[key].first if key in earlier else moments[0] for key, moments in begun.items()}
+    ttft = {key: moment - arrival[key] for key, moment in first.items()}
+    ended = {event.request_id for event in trace.events if event.kind == "finish" and event.detail != "error"}
+    finished = [request_id for request_id in begun if request_id in ended]
 
     output_tokens = sum(map(len, times.values()))
-    elapsed = max((moments[-1] for moments in begun.values()), default=0.0) - min(arrival.values(), default=0.0)
+    start = trace.iterations[0].time if trace.forgotten and trace.iterations else min(arrival.values(), default=0.0)
+    elapsed = max((moments[-1] for moments in begun.values()), default=0.0) - start
     slot_steps = trace.max_num_seqs * len(trace.iterations)
     busy = sum(len(iteration.spans) for iteration in trace.iterations)
     padded = sum(iteration.padding for iteration in trace.iterations)
@@ -107,15 +116,15 @@ def measure(trace: Trace) -> Metrics:
     spans = [span for iteration in trace.iterations for span in iteration.spans]
     emitting = sum(bool(span.tokens) for span in spans)
     drafted = sum(span.draft for span in spans)
-    kept = [key for key in finished if _met(trace.requests[key], times[key], gaps[key])]
+    kept = [key for key in finished if _met(trace.requests[key], ttft[key], gaps[key])]
     slots = trace.num_slots * len(trace.iterations)
     return Metrics(
         iterations=len(trace.iterations),
         output_tokens=output_tokens,
-        ttft=Percentiles.of([moments[0] - arrival[request_id] for request_id, moments in begun.items()]),
+        ttft=Percentiles.of([seconds for request_id, seconds in ttft.items() if request_id not in earlier]),
         tbt=Percentiles.of([gap for own in gaps.values() for gap in own]),
         tpot=Percentiles.of([fmean(own) for own in gaps.values() if own]),
-        e2e=Percentiles.of([moments[-1] - arrival[key] for key, moments in begun.items() if key in finished]),
+        e2e=Percentiles.of([begun[key][-1] - arrival[key] for key in finished]),
         tokens_per_s=output_tokens / elapsed if elapsed > 0 else None,
         slot_occupancy=_share(busy, slot_steps),
         idle_slot_steps=slot_steps - busy,
@@ -136,9 +145,9 @@ def measure(trace: Trace) -> Metrics:
     )
 
 
-def _met(request: RequestRecord, moments: list[float], gaps: list[float]) -> bool:
+def _met(request: RequestRecord, ttft: float, gaps: list[float]) -> bool:
     """Whether a finished request got its first token, and every later one, as soon as it was promised."""
-    if request.ttft_target is not None and moments[0] - request.arrival > request.ttft_target:
+    if request.ttft_target is not None and ttft > request.ttft_target:
         return False
     return request.tbt_target is None or max(gaps, default=0.0) <= request.tbt_target
 

@@ -1,8 +1,9 @@
 """What a user asks for: how the tokens of a request are chosen, when it ends, and how fast they are to come. No torch."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from tinyengine.checks import as_tuple, finite_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -72,51 +73,6 @@ class Slo:
         for name, seconds in (("ttft", self.ttft), ("tbt", self.tbt)):
             if seconds is not None:
                 finite_number(f"the {name} of an Slo", seconds, "above 0", lambda value: value > 0)
-
-
-def check_fields(request):
-    """Raises ValueError for a request with an empty prompt, one that is not a sequence of whole numbers, or any other
-    field outside its limits. It leaves the prompt a tuple."""
-    if not isinstance(request.request_id, str) or not request.request_id:
-        raise ValueError(f"request_id is {request.request_id!r}, but must be text of at least one character")
-    if not _has_utf8(request.request_id):
-        raise ValueError(f"request_id is {request.request_id!r}, but must be text that has a UTF-8 form")
-    whose = f"the prompt of request {request.request_id!r}"
-    request.prompt_token_ids = as_tuple(whose, request.prompt_token_ids, "a list of token ids")
-    if not request.prompt_token_ids:
-        raise ValueError(f"{whose} has 0 tokens, but at least 1 is needed")
-    for token in request.prompt_token_ids:
-        whole_number(f"a prompt token of request {request.request_id!r}", token, at_least=0)
-    finite_number("arrival", request.arrival, "at least 0", lambda value: value >= 0)
-    whole_number("priority", request.priority, at_least=-(2**63), below=2**63)
-
-
-def _has_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
-
-
-def whole_number(name, value, at_least, below=None):
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ValueError(f"{name} is {value!r}, but must be a whole number of at least {at_least}")
-    if below is not None and value >= below:
-        raise ValueError(f"{name} is {value!r}, but must be a whole number below {below}")
-
-
-def finite_number(name, value, limit, holds):
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not abs(value) <= sys.float_info.max or not holds(value):  # `not <=` is true of NaN as well
-        raise ValueError(f"{name} is {value!r}, but must be a finite number {limit}")
-
-
-def as_tuple(name, value, kind):
-    try:
-        return () if value is None else tuple(value)
-    except TypeError:
-        raise ValueError(f"{name} is {value!r}, but must be {kind}") from None
 
 
 # interactive: a person reads along; standard: a person waits for the whole answer; batch: no one waits. The seconds are

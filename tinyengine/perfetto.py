@@ -1,7 +1,8 @@
 """A trace as Chrome trace JSON, for ui.perfetto.dev and every other tool that reads that format. No torch.
 
 Two processes: the engine, with a slice per iteration and counters beside it, and the requests, each a thread with its
-waiting times and its share of every iteration. Times are microseconds since the first arrival, in steps of 1 ns.
+waiting times and its share of every iteration. Times are microseconds since the first arrival (of a trace that forgets:
+since its first iteration), in steps of 1 ns.
 
 Source: Trace Event Format, the kinds "M" (names), "X" (slices), "C" (counters) and "i" (instants).
 """
@@ -14,7 +15,7 @@ MARKS = ("admit", "preempt", "finish", "abort")
 
 def chrome_events(trace: Trace) -> dict:
     """The object to be written as JSON. Slices of one thread never overlap, so that no reader drops one."""
-    arrivals = [record.arrival for record in trace.requests.values()]
+    arrivals = [] if trace.forgotten else [record.arrival for record in trace.requests.values()]
     origin = min([*arrivals, *(iteration.time for iteration in trace.iterations)], default=0.0)
     threads = {request_id: number for number, request_id in enumerate(trace.requests, 1)}
     events = [
@@ -26,22 +27,20 @@ def chrome_events(trace: Trace) -> dict:
         _name("thread_name", REQUESTS, thread, request_id.encode("utf-8", "replace").decode())
         for request_id, thread in threads.items()
     ]
-    for number, iteration in enumerate(trace.iterations):
-        events += _iteration(trace, number, iteration, threads, origin)
+    for number, (iteration, waiting) in enumerate(zip(trace.iterations, trace.queue_lengths(), strict=True)):
+        events += _iteration(trace, number, iteration, waiting, threads, origin)
     events += _waits(trace, threads, origin)
     events += _marks(trace, threads, origin)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _iteration(trace: Trace, number: int, iteration: Iteration, threads: dict[str, int], origin: float) -> list[dict]:
+def _iteration(
+    trace: Trace, number: int, iteration: Iteration, waiting: int, threads: dict[str, int], origin: float
+) -> list[dict]:
     start, end = iteration.time - origin, iteration.end - origin
     sizes = {"tokens": iteration.num_tokens, "padding": iteration.padding, "budget": iteration.budget}
     events = [_slice(f"iteration {number + 1}", ENGINE, 0, start, end, {"iteration": number + 1, **sizes})]
-    counters = {
-        "running": len(iteration.spans),
-        "waiting": len(iteration.waiting),
-        "rows": sizes["tokens"] + iteration.padding,
-    }
+    counters = {"running": len(iteration.spans), "waiting": waiting, "rows": sizes["tokens"] + iteration.padding}
     counters["K/V slots held"] = sum(holding.reserved for holding in iteration.memory.values())
     events += [_event("C", name, ENGINE, 0, start, args={name: value}) for name, value in counters.items()]
     for span in iteration.spans:
@@ -54,7 +53,7 @@ def _iteration(trace: Trace, number: int, iteration: Iteration, threads: dict[st
 def _waits(trace: Trace, threads: dict[str, int], origin: float) -> list[dict]:
     """From arrival to the first iteration, and between two iterations of a request that do not touch."""
     events = []
-    free = {record.request_id: record.arrival for record in trace.requests.values()}
+    free = {record.request_id: max(record.arrival, origin) for record in trace.requests.values()}
     for iteration in trace.iterations:
         for span in iteration.spans:
             since = free[span.request_id]

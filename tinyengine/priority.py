@@ -2,8 +2,9 @@
 
 from math import inf
 
+from tinyengine.queue import Queue
 from tinyengine.request import Request
-from tinyengine.scheduler import Plan, Queue
+from tinyengine.scheduler import Plan
 
 POLICIES = ("fcfs", "priority")
 

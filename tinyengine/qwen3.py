@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tinyengine.attention import Attend
-from tinyengine.operators import PLAIN, Operators, Rope
+from tinyengine.operators import TORCH, Operators, Rope
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,23 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Projections, per-head norms and rotary positions; the meeting of rows is left to `attend`.
 
-    counts: how many heads of queries, of keys and of values.
+    heads: how many heads of queries, of keys and of values.
     """
 
     def __init__(self, config: Config, layer: int):
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
-        self.counts = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+        self.heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
         # q, k and v in one product: three small ones cost more than one large one
-        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.counts) * config.head_dim, bias=False)
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, rope: Rope, attend: Attend, operators: Operators) -> torch.Tensor:
         qkv = operators.linear(x, self.qkv_proj.weight).view(len(x), -1, self.head_dim)
-        q, k, v = operators.heads(qkv, self.counts, (self.q_norm, self.k_norm), rope)
+        q, k, v = operators.split_normalise_rotate(qkv, self.heads, (self.q_norm, self.k_norm), rope)
         out = attend(self.layer, q, k, v).flatten(1)  # [R, heads * head_dim]
         return operators.linear(out, self.o_proj.weight)  # [R, hidden]
 
@@ -77,8 +77,6 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """What it computes stands a second time in `kernels.decode`, for decode steps on a CPU."""
-
     def __init__(self, config: Config, layer: int):
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -121,7 +119,7 @@ class Qwen3(nn.Module):
         return self.embed_tokens.weight.dtype
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, operators: Operators = PLAIN
+        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, operators: Operators = TORCH
     ) -> torch.Tensor:
         cos, sin = self.rope_tables()
         rope = cos[positions, None], sin[positions, None]  # [R, 1, head_dim]: the same for every head
@@ -130,7 +128,7 @@ class Qwen3(nn.Module):
             x = layer(x, rope, attend, operators)
         return self.norm(x, operators)
 
-    def logits(self, hidden: torch.Tensor, operators: Operators = PLAIN) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, operators: Operators = TORCH) -> torch.Tensor:
         return operators.linear(hidden, self.lm_head.weight)
 
     def rope_tables(self) -> Rope:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from tinyengine.params import SLO_CLASSES, SamplingParams, Slo, check_fields
+from tinyengine.checks import check_fields
+from tinyengine.params import SLO_CLASSES, SamplingParams, Slo
 
 __all__ = ["SLO_CLASSES", "Request", "SamplingParams", "Slo"]
 

@@ -4,91 +4,93 @@ Randomness has no state: the noise of a token is a hash of (seed, position, toke
 the same tokens alone, in any batch, in any row, and after a preemption.
 """
 
-from array import array
+from collections.abc import Callable
 
 import torch
 
-from tinyengine.batch import Batch, on_device, to_device
-from tinyengine.kernels import has_triton
-from tinyengine.request import Request, SamplingParams
+from tinyengine.batch import Batch
+from tinyengine.request import Request
 from tinyengine.scheduler import Tokens
 
-
-def sample(logits: torch.Tensor, batch: Batch) -> Tokens:
-    """logits [len(batch.due), vocab] -> what each request of the plan gets, as Scheduler.commit wants it."""
-    return batch.per_plan(choose(logits, batch.due_requests, batch.guessed).tolist())
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def choose(logits: torch.Tensor, requests: list[Request], guessed: list[int] | None = None) -> torch.Tensor:
-    """logits [n, vocab] of n rows -> their next tokens [n], long.
+def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Samples from softmax(logits): logits [n, vocab], seeds [n, 1], positions [n, 1] -> tokens [n].
 
-    requests: whose row it is. guessed: how many of the request's guesses the row takes for true; 0 if None.
+    The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the
+    vocabulary and no generator that batch neighbours would share.
     """
-    texts = [_text(request, n) for request, n in zip(requests, guessed or [0] * len(requests), strict=True)]
-    if any(request.params.repetition_penalty != 1.0 for request in requests):
-        logits = penalise(logits, requests, texts)
-    drawn = [row for row, request in enumerate(requests) if request.params.temperature > 0]
-    tokens = logits.argmax(-1)
-    if drawn:
-        positions = [len(texts[row]) for row in drawn]
-        return _draw(logits, tokens, drawn, [requests[row].params for row in drawn], positions)
+    return (logits + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(-1)
+
+
+def sample(logits: torch.Tensor, batch: Batch, draw: Draw = draw) -> Tokens:
+    """logits [len(batch.wanted), vocab] -> what each request of the plan gets, as Scheduler.commit wants it."""
+    chosen = iter(choose(logits, batch.wanted, draw).tolist())
+    tokens = []
+    for request, n_tokens in batch.plan:
+        if n_tokens < request.gap:
+            tokens.append(None)
+        elif request.guesses:
+            tokens.append(accept(request, [next(chosen) for _ in range(request.guesses + 1)]))
+        else:
+            tokens.append(next(chosen))
     return tokens
 
 
-def _text(request: Request, guessed: int) -> list[int]:
-    return request.tokens + request.draft[:guessed] if guessed else request.tokens
+def accept(request: Request, chosen: list[int]) -> list[int]:
+    """What a request with `guesses` gets of the tokens that were chosen behind its text and behind each of those: all
+    up to the first that is another than stands in its place, or that ends the request."""
+    place = len(request.tokens) - request.guesses
+    for token in chosen:
+        is_right = place < len(request.tokens) and token == request.tokens[place]
+        place += 1
+        if not is_right or request.reason_to_finish(place):
+            break
+    return chosen[: place - len(request.tokens) + request.guesses]
 
 
-def penalise(logits: torch.Tensor, requests: list[Request], texts: list[list[int]]) -> torch.Tensor:
+def choose(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Draw = draw) -> torch.Tensor:
+    """logits [n, vocab] of n rows -> their next tokens [n], long. wanted: as in a Batch."""
+    if any(request.params.repetition_penalty != 1.0 for request, _ in wanted):
+        logits = penalise(logits, wanted)
+    tokens = logits.argmax(-1)
+    drawn = [row for row, (request, _) in enumerate(wanted) if request.params.temperature > 0]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        tokens[rows] = _draw(logits[rows], [wanted[row] for row in drawn], draw)
+    return tokens
+
+
+def penalise(logits: torch.Tensor, wanted: list[tuple[Request, int]]) -> torch.Tensor:
     """Divides the positive logits of tokens that a request has already seen by its penalty, and multiplies the negative
-    ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers). texts: the tokens
-    that each row has seen. In float32, or neighbours in bf16 would become equal."""
+    ones (CTRL, arXiv 1909.05858, section 4.1; prompt and output count, as in vLLM and transformers). In float32, or
+    neighbours in bf16 would become equal."""
     logits = logits.to(torch.float32, copy=True)
-    rows, seen, penalties = [], [], array("f")
-    for row, request in enumerate(requests):
+    for row, (request, length) in zip(logits, wanted):
         if request.params.repetition_penalty != 1.0:
-            own = sorted(set(texts[row]))
-            rows += [row] * len(own)
-            seen += own
-            penalties.extend([request.params.repetition_penalty] * len(own))
-    if not rows:
-        return logits
-    rows, seen = on_device([rows, seen], logits.device)  # [all seen tokens of all rows]
-    penalties = to_device(torch.frombuffer(penalties, dtype=torch.float32), logits.device)
-    scores = logits[rows, seen]
-    logits[rows, seen] = torch.where(scores > 0, scores / penalties, scores * penalties)
+            seen = torch.tensor(sorted(set(request.tokens[:length])), device=logits.device)
+            penalty = torch.tensor(request.params.repetition_penalty, device=logits.device)
+            row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
     return logits
 
 
-def _draw(
-    logits: torch.Tensor, greedy: torch.Tensor, rows: list[int], params: list[SamplingParams], positions: list[int]
-) -> torch.Tensor:
-    """Samples `rows` from softmax(logits / temperature), cut to top_k and top_p, by their parameters, for tokens at
-    `positions`; the others keep what `greedy` says: logits [n, vocab], greedy [n] -> [n]."""
-    vocab = logits.shape[-1]
-    top_k = [min(own.top_k, vocab) if own.top_k > 0 else vocab for own in params]
-    # infinite where there is no limit: the running sum may round to 1 before the last token
-    top_p = [own.top_p if own.top_p < 1.0 else torch.inf for own in params]
-    seeds = [own.seed for own in params]
-    # two copies to the device for all of it, and none of them waits for the model
-    where, *whole = on_device([rows, top_k, seeds, positions], logits.device)
-    top_k, seeds, positions = (column[:, None] for column in whole)  # [rows, 1]
-    floats = torch.tensor([[own.temperature for own in params], top_p], dtype=torch.float32)
-    temperature, top_p = to_device(floats, logits.device)[:, :, None]
+def _draw(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Draw) -> torch.Tensor:
+    """Samples each row from softmax(logits / temperature), cut to top_k and top_p: logits [n, vocab] -> [n]."""
+    params, vocab = [request.params for request, _ in wanted], logits.shape[-1]
 
-    is_cut = any(own.top_k > 0 or own.top_p < 1.0 for own in params)
-    drawn = (logits if len(rows) == len(logits) else logits[where]).float()
+    def column(numbers: list, dtype: torch.dtype = torch.long) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=logits.device)[:, None]  # [n, 1]
+
     # The best logit becomes 0 first: divided by a very small temperature it must not become infinite.
-    drawn = (drawn - drawn.amax(-1, keepdim=True)) / temperature
-    if is_cut:
-        drawn = cut(drawn, top_k, top_p)
-    # The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the
-    # vocabulary and no generator that batch neighbours would share.
-    if has_triton(logits.device):
-        from tinyengine.kernels.draw import draw  # imported here: Triton is an extra that a CPU does not need
-
-        return greedy.index_copy(0, where, draw(drawn, seeds, positions))
-    return greedy.index_copy(0, where, (drawn + gumbel_noise(seeds, positions, vocab)).argmax(-1))
+    logits = logits.float()
+    logits = (logits - logits.amax(-1, keepdim=True)) / column([own.temperature for own in params], torch.float32)
+    if any(own.top_k > 0 or own.top_p < 1.0 for own in params):
+        top_k = [min(own.top_k, vocab) if own.top_k > 0 else vocab for own in params]
+        # infinite where there is no limit: the running sum may round to 1 before the last token
+        top_p = [own.top_p if own.top_p < 1.0 else torch.inf for own in params]
+        logits = cut(logits, column(top_k), column(top_p, torch.float32))
+    return draw(logits, column([own.seed for own in params]), column([length for _, length in wanted]))
 
 
 def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,11 @@ A scheduler is driven round and round:
     scheduler.commit(plan, tokens)    # one token per request whose `computed` has caught up, else None
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from numbers import Integral
 from typing import NamedTuple
 
+from tinyengine.checks import check_new, check_plan
 from tinyengine.memory import Blocks, Slots
+from tinyengine.queue import Queue
 from tinyengine.request import Request
 
 Plan = list[tuple[Request, int]]
@@ -24,38 +23,6 @@ class Token(NamedTuple):
     request: Request
     token_id: int
     finish_reason: str | None
-
-
-class Queue:
-    """Requests in order, as in a deque; but one that leaves from the middle does so at once, however many wait."""
-
-    def __init__(self, requests: Iterable[Request] = ()):
-        self.by_id = OrderedDict((request.request_id, request) for request in requests)
-
-    def append(self, request: Request):
-        self.by_id[request.request_id] = request
-
-    def appendleft(self, request: Request):
-        self.append(request)
-        self.by_id.move_to_end(request.request_id, last=False)
-
-    def popleft(self) -> Request:
-        return self.by_id.popitem(last=False)[1]
-
-    def remove(self, request: Request):
-        del self.by_id[request.request_id]
-
-    def __getitem__(self, index: int) -> Request:
-        return next(iter(self)) if index == 0 and self.by_id else list(self)[index]
-
-    def __contains__(self, request: Request) -> bool:
-        return self.by_id.get(request.request_id) is request
-
-    def __len__(self) -> int:
-        return len(self.by_id)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.by_id.values())
 
 
 class Scheduler:
@@ -81,22 +48,9 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def check_fits(self, request: Request):
-        """Raises ValueError if the request could never run: inside `schedule` it would block all behind it for ever."""
-        if not self.memory.can_ever_hold(request):
-            raise ValueError(
-                f"request {request.request_id!r} can come to need {request.max_slots} K/V slots (prompt "
-                f"{request.num_prompt_tokens} + max_tokens {request.params.max_tokens}), but the arena has "
-                f"{self.memory.n_slots}: shorten it, lower max_tokens, or raise num_slots"
-            )
-
     def add(self, request: Request):
         """Queues a request. Raises ValueError for one that can never fit, that has ended, or whose id is in use."""
-        self.check_fits(request)
-        if request.finished:
-            raise ValueError(f"request {request.request_id!r} has ended ({request.finish_reason}): make a new one")
-        if any(request.request_id in ids for ids in (self.waiting.by_id, self.memory.holders)):
-            raise ValueError(f"request_id {request.request_id!r} is taken by an unfinished request")
+        check_new(request, self.waiting, self.memory)
         self.waiting.append(request)
 
     def schedule(self) -> Plan:
@@ -117,7 +71,7 @@ class Scheduler:
             None. A request that was aborted since `schedule` is passed over.
         Raises ValueError, before anything is changed, where a token is missing or too much, or the plan is impossible.
         """
-        self._check(plan, tokens)
+        check_plan(plan, tokens)
         events = []
         for (request, n_tokens), token in zip(plan, tokens):
             if request.finished:  # aborted since `schedule`
@@ -143,27 +97,6 @@ class Scheduler:
 
     def abort(self, request: Request):
         self.finish(request, "abort")
-
-    @staticmethod
-    def _check(plan: Plan, tokens: Tokens):
-        if len(tokens) != len(plan):
-            raise ValueError(f"tokens has {len(tokens)} entries, but the plan has {len(plan)}: one for each request")
-        if len({request for request, _ in plan}) < len(plan):
-            raise ValueError("the plan names a request twice, but a request has one place in a batch")
-        for (request, n_tokens), token in zip(plan, tokens):
-            if request.finished:
-                continue
-            if not 1 <= n_tokens <= request.gap:
-                raise ValueError(
-                    f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {request.gap} are open"
-                )
-            if (token is not None) != (n_tokens == request.gap):
-                raise ValueError(
-                    f"request {request.request_id!r} computes {n_tokens} of its {request.gap} open tokens, so its "
-                    f"token is {'owed' if token is None else 'not due'}, but commit was given {token!r}"
-                )
-            if token is not None and not isinstance(token, Integral):
-                raise ValueError(f"request {request.request_id!r} was given {token!r}, but a token is a whole number")
 
     def _admit(self) -> list[Request]:
         """Moves requests from the queue into the batch, in order, while there is a batch slot and the memory holds

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import inf
 from numbers import Integral
 
+from tinyengine.checks import check_plan
 from tinyengine.request import Request
 from tinyengine.scheduler import Plan, Token
 
@@ -32,24 +33,12 @@ def look_up(tokens: Sequence[int], most: int, longest: int = 3) -> list[int]:
     return []
 
 
-def accept(request: Request, chosen: Sequence[int]) -> list[int]:
-    """What the request gets of the tokens that were chosen behind its text and behind each of its guesses: all up to
-    the first that differs from the guess in its place, or that ends the request."""
-    known, kept = len(request.tokens) - request.guesses, []
-    for place, token in enumerate(chosen, start=known):
-        kept.append(token)
-        is_right = place < len(request.tokens) and token == request.tokens[place]
-        if not is_right or request.reason_to_finish(place + 1):
-            break
-    return kept
-
-
 class Speculative:
     """Goes before a scheduler of blocks: what budget and blocks its plan leaves is filled up with guesses for requests
     that decode. No request waits or gives memory back for a guess.
 
     Guesses stand at the end of `tokens` from `schedule` to `commit`; the latter is given, for a request with guesses,
-    the list of all tokens that it got (`accept`).
+    the list of all tokens that it got (`sampler.accept`).
     num_speculative_tokens: most guesses that a request verifies in an iteration; 0 is no speculation.
     Raises ValueError for a number of guesses below 0.
     """
@@ -92,7 +81,7 @@ class Speculative:
         for (request, _), got in zip(plan, tokens):
             if not request.finished and got is not None:
                 _check_number(request, got)
-        self._check(plan, [got if got is None or isinstance(got, Integral) else got[-1] for got in tokens])
+        check_plan(plan, [got if got is None or isinstance(got, Integral) else got[-1] for got in tokens])
         certain, last, events = [], [], {}
         for (request, n_tokens), got in zip(plan, tokens):
             if request.guesses and got is not None and not request.finished:

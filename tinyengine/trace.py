@@ -163,6 +163,13 @@ class Trace:
         self._holders: dict[str, tuple[Ranges, Ranges]] = {}
         self._reached: dict[str, int] = {}  # how far each of the unfinished was ever computed
 
+    @classmethod
+    def of(cls, stage: str, scheduler, keep: int | None = None) -> "Trace":
+        """An empty one of a run with this scheduler."""
+        memory, by_priority = scheduler.memory, getattr(scheduler, "policy", None) == "priority"
+        sizes = scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous
+        return cls(stage, *sizes, by_priority=by_priority, keep=keep)
+
     def __repr__(self) -> str:
         counts = f"{len(self.requests)} requests, {len(self.iterations)} iterations"
         counts += f" after {self.forgotten} forgotten" if self.forgotten else ""

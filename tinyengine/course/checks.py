@@ -1,4 +1,4 @@
-"""What a check cell calls: named lines with points, reasons instead of answers, partial credit.
+"""What a check calls: named lines with points, reasons instead of answers, partial credit.
 
     from tinyengine.course import check
 
@@ -10,8 +10,9 @@
         c.par("idle slot-steps", lambda: run.idle, 0, where=lambda: f"first at iteration {run.first_idle + 1}")
 
 What is compared may be a value or a function without arguments; inside a function the learner's exceptions become a
-sentence of that one line. At the end the result is shown (while grading also in a private MIME type, which nbval
-keeps in `item.test_outputs`), and a CheckFailed is raised if any line failed.
+sentence of that one line. At the end the result is shown. While grading it is also published in a private MIME type,
+which nbval keeps in `item.test_outputs`, and CheckFailed is raised if a line failed. In a notebook a failing check
+raises nothing, so that "Run All" goes on.
 """
 
 import inspect
@@ -37,10 +38,7 @@ def arm(nonce: str) -> None:
 
 
 class CheckFailed(AssertionError):
-    """Some line of a check failed. In a notebook it shows as one line: the reasons already stand above it."""
-
-    def _render_traceback_(self):
-        return [str(self)]
+    """Some line of a check failed while it was graded."""
 
 
 class Stop(Exception):
@@ -76,6 +74,7 @@ class check:
     def __init__(self, exercise: str, points: int):
         global _nonce
         self.exercise, self.points, self.lines = exercise, points, []
+        self.seed = None  # of the inputs that were drawn at random, where some were
         self._signature, _nonce = _nonce, None
         self._file = sys._getframe(1).f_code.co_filename
 
@@ -85,6 +84,8 @@ class check:
     def __exit__(self, kind, error, _):
         if kind is not None and issubclass(kind, (Exception, SystemExit)) and kind is not Stop:
             self._record("the check", 0, self._trouble(error), state_of(error, self.exercise))
+        if kind is None or issubclass(kind, (Exception, SystemExit)):
+            self._explain()
         if kind is None and not self._failed and sum(line["max_points"] for line in self.lines) != self.points:
             raise ValueError(
                 f"check {self.exercise} says {self.points} points, and its lines sum to "
@@ -93,9 +94,12 @@ class check:
         self._report()
         if kind is not None and not issubclass(kind, (Exception, SystemExit)):
             return False  # an interrupt stays an interrupt
-        if self._failed:
+        if self._failed and self._signature:
             raise CheckFailed(f"{self.exercise}: {self._score()}; the reasons are above.") from None
         return True
+
+    def _explain(self) -> None:
+        """For a check that can tell which usual mistake has led to its lines."""
 
     # The lines an author writes.
 
@@ -144,7 +148,7 @@ class check:
         return self._compare(name, got, True, points, why, mistakes, hint)
 
     def par(self, name: str, got, par, points: int = 1, *, where="", mistakes=None, show=True, hint: str = ""):
-        """`got`, a cost, is at most `par`; write it after the lines that say the result is correct.
+        """`got`, a cost, is at most `par`; write it after the lines that say the result is valid.
 
         `show=False` does not print the par, where that number is the answer.
         """
@@ -155,8 +159,8 @@ class check:
             if got <= par:
                 return None
             place = value_of(where)
-            least = f" where {number(par)} suffice" if show else ", and fewer are possible"
-            return f"correct, but {number(got)} {name}{least}" + (f", {place}" if place else "")
+            least = f"{number(par)} {'is' if par == 1 else 'are'}" if show else "fewer are"
+            return f"valid, but {number(got)} {name}; {least} possible" + (f", {place}" if place else "")
 
         return self._compare(name, got, par, points, reason, mistakes, hint)
 
@@ -242,17 +246,18 @@ class check:
         return f"{sum(line['points'] for line in self.lines)} of {self.points} points"
 
     def _report(self) -> None:
-        text = [f"{self.exercise}: {self._score()}"]
+        drawn = "" if self.seed is None else f" (inputs drawn from seed {self.seed})"
+        text = [f"{self.exercise}: {self._score()}{drawn}"]
         for line in self.lines:
             text.append(
                 f"  ok     {line['name']}" if line["state"] == "ok" else f"  {MARKS[line['state']]} {line['message']}"
             )
-        result = {"exercise": self.exercise, "lines": self.lines, "nonce": self._signature}
+        result = {"exercise": self.exercise, "lines": self.lines, "nonce": self._signature, "seed": self.seed}
         publish("\n".join(text), **({MIME: result} if self._signature else {}))
 
 
 FORGOT = "your code gave None: did you forget to return?"
-MARKS = {"wrong": "wrong ", "error": "error ", "not attempted": "to do ", "waits": "waits "}
+MARKS = {"wrong": "wrong ", "error": "error ", "not attempted": "to do ", "waits": "waits ", "mistake": "why   "}
 
 
 def value_of(thing):
@@ -339,8 +344,14 @@ def difference(got, want) -> str:
         index = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), min(len(got), len(want)))
         return f"you have {quote(got)}, which goes wrong at character {index}"
     if type(got) is not type(want):
-        return f"you have {quote(got)}, a {type(got).__name__}, where a {type(want).__name__} is needed"
+        return f"you have {quote(got)}, {a_type(got)}, where {a_type(want)} is needed"
     return f"you have {quote(got)}, which is wrong"
+
+
+def a_type(value) -> str:
+    """an int, a str"""
+    name = type(value).__name__
+    return f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
 
 
 def far(got, want, atol, rtol) -> str:
@@ -383,7 +394,7 @@ def words(error) -> str:
     sentence = " ".join(PLACE.sub("", str(error)).split())
     sentence = sentence if len(sentence) <= LIMIT else sentence[:LIMIT] + "..."
     if type(error).__name__ == "StdinNotImplementedError":
-        return "your code called input(), and nobody answers while it is graded: pass the value instead"
+        return "your code called input(), but no one answers while it is graded: pass the value instead"
     return f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__
 
 

@@ -27,7 +27,7 @@ GRACE = 5.0  # seconds a cell gets to stop once it is interrupted
 STARTUP = 60.0  # seconds for a kernel to start
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FRAME = re.compile(r"^-+> *(\d+) (.*)$", re.MULTILINE)  # the line of a frame that was running
-REFEREE = "__import__('tinyengine.course.referee', fromlist=['prepare'])"
+IN_KERNEL = "__import__('tinyengine.course.in_kernel', fromlist=['prepare'])"
 
 
 class KernelDied(Exception):
@@ -101,7 +101,7 @@ class GradedFile(IPyNbFile):
 
     def start(self):
         self.kernel = WatchedKernel(CURRENT_ENV_KERNEL_NAME, cwd=self.job["cwd"], startup_timeout=STARTUP)
-        self.kernel.run(REFEREE, STARTUP)
+        self.kernel.run(IN_KERNEL, STARTUP)
 
     def restart(self):
         """A new kernel in the state the old one had, without the cells that hang or kill it."""
@@ -143,7 +143,7 @@ class GradedCell(IPyNbCell):
         state, failure = "ok", None
         try:
             if is_check:
-                file.kernel.run(f"{REFEREE}.prepare({self.nonce!r})", STARTUP)
+                file.kernel.run(f"{IN_KERNEL}.prepare({self.nonce!r})", STARTUP)
             file.kernel.deadline = time.monotonic() + file.limit(self.cell)
             super().runtest()
         except KernelDied as error:

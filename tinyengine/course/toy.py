@@ -19,8 +19,7 @@ def toy_trace(history: list[list[str]], slots: int, name: str = "toy") -> Trace:
     for number, batch in enumerate(history):
         trace.events += [Event(number, "admit", request_id) for request_id in batch if not got[request_id]]
         spans = tuple(Span(request_id, got[request_id], 1, tokens=(0,)) for request_id in batch)
-        waiting = tuple(request_id for request_id in owed if not got[request_id] and request_id not in batch)
-        trace.iterations.append(Iteration(float(number), 1.0, spans, waiting))
+        trace.iterations.append(Iteration(float(number), 1.0, spans))
         got.update(batch)
         trace.events += [
             Event(number, "finish", request_id, "length") for request_id in batch if got[request_id] == owed[request_id]

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import inf
 
+from tinyengine.memory import Blocks, Holding, Slots
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Plan, Scheduler, Token
 from tinyengine.simulate.cost import Cost, Load
 from tinyengine.simulate.report import Report
 from tinyengine.simulate.steady import Steady
 from tinyengine.simulate.stretch import is_deaf, repeat, repeats
-from tinyengine.trace import Holding, Trace
+from tinyengine.trace import Trace
 from tinyengine.workload import Job
 
 
@@ -36,8 +37,7 @@ class SimulatedRequest(Request):
         self.eos_token_ids = ()
         self.tokens = [0] * prompt
         self.computed = 0
-        self.draft = []
-        self.order = 0
+        self.guesses = 0
         self.table = []
         self.finish_reason = None
         self.max_slots = prompt + output
@@ -79,6 +79,30 @@ class Lane:
         self.unfinished = 0
 
 
+class Arenas:
+    """The memories of all lanes in one trace: their arenas lie one behind the other in it."""
+
+    def __init__(self, memories: list[Slots | Blocks]):
+        self.memories = memories
+
+    @property
+    def holders(self) -> dict[str, Request]:
+        if len(self.memories) == 1:
+            return self.memories[0].holders
+        return {key: request for memory in self.memories for key, request in memory.holders.items()}
+
+    def holdings(self) -> dict[str, Holding]:
+        if len(self.memories) == 1:
+            return self.memories[0].holdings()
+        found, offset = {}, 0
+        for memory in self.memories:
+            for key, held in memory.holdings().items():
+                ranges = tuple((first + offset, past + offset) for first, past in held.ranges)
+                found[key] = Holding(ranges, held.used)
+            offset += memory.n_slots
+        return found
+
+
 class Simulator:
     """Runs jobs through schedulers under a virtual clock, which the cost model moves.
 
@@ -109,6 +133,7 @@ class Simulator:
         self.lanes = [Lane(scheduler, set_aside=jump) for scheduler in schedulers]
         self.cost = cost
         self.trace = trace
+        self._memory = Arenas([scheduler.memory for scheduler in schedulers])  # as the trace sees it
         self.on_finish = on_finish
         self.report = Report(stages=cost.stages)
         self._jump = jump and cost.stages == 1
@@ -141,6 +166,8 @@ class Simulator:
         steady.exchange(lane.ready)
         queued = len(scheduler.waiting)
         budget = scheduler.token_budget
+        if self.trace is not None:
+            self.trace.hold(self._memory.holders)
         plan = scheduler.schedule()
         if not plan and not steady.size:
             self._idle(lane)
@@ -151,7 +178,7 @@ class Simulator:
         duration = self.cost.seconds(load)
         end = self._flow(now, duration)
         if self.trace is not None:
-            self._record(plan, tokens, budget, now, end)
+            self.trace.record(plan, tokens, self._memory, time=now, duration=end - now, budget=budget)
         scheduler.observe(load.tokens, end - now)
         self._count(load, duration, end)
         self._deliver(scheduler.commit(plan, tokens), lane, end)
@@ -316,18 +343,6 @@ class Simulator:
         if self.on_finish:
             self.on_finish(request)
 
-    def _record(self, plan: Plan, tokens: list[int | None], budget: int | None, now: float, end: float):
-        """One trace for all lanes: their arenas lie one behind the other in it."""
-        memory: dict[str, Holding] = {}
-        offset = 0
-        for lane in self.lanes:
-            for key, held in lane.scheduler.memory.holdings().items():
-                ranges = tuple((first + offset, past + offset) for first, past in held.ranges)
-                memory[key] = Holding(ranges, held.used)
-            offset += lane.scheduler.memory.n_slots
-        waiting = tuple(request.request_id for lane in self.lanes for request in lane.scheduler.waiting)
-        self.trace.record(plan, tokens, memory, time=now, duration=end - now, waiting=waiting, budget=budget)
-
 
 def simulate(jobs: Iterable[Job], schedulers: Scheduler | Sequence[Scheduler], cost: Cost, **options) -> Report:
     """Runs the jobs to their end; options: those of Simulator."""
@@ -344,4 +359,5 @@ def new_trace(stage: str, schedulers: Scheduler | Sequence[Scheduler]) -> Trace:
         sum(scheduler.memory.n_slots for scheduler in schedulers),
         memory.block_size,
         memory.contiguous,
+        by_priority=getattr(schedulers[0], "policy", "fcfs") == "priority",
     )

@@ -1,7 +1,7 @@
 """What the grader does inside the learner's kernel: imported before the first cell, used before each check cell.
 
 The checks run in the learner's own process. This undoes what an accident or a casual trick leaves behind there (a
-`check` of one's own, patched checks, patched builtins); it is no sandbox against someone who studies it.
+`check` of one's own, patched checks or referees, patched builtins); it is no sandbox against someone who studies it.
 """
 
 import builtins
@@ -18,7 +18,7 @@ get_ipython().ask_exit = lambda: os._exit(0)
 
 
 def prepare(nonce: str) -> None:
-    """Make the next check cell see the course's own checks, and let it sign its result with `nonce`."""
+    """Make the next check cell import the course's own checks and referees, and let it sign its result with `nonce`."""
     vars(builtins).update(BUILTINS)
     shell = get_ipython()
     shell.ast_transformers.clear()

@@ -1,0 +1,227 @@
+"""An exercise away from its notebook: the solution, the usual mistakes, and the check. Referees are made of these.
+
+    @exercise(
+        "2.1",
+        points=2,
+        solution=static_waste,
+        mistakes=[
+            # a name, the sentence that the learner reads, and the mistake itself: (old, new) text in the solution
+            ("mean", "you take the mean output of a batch", ("max(batch)", "sum(batch) / len(batch)")),
+        ],
+    )
+    def check_2_1(c, answer):
+        runs = c.cases("it counts", answer, [*CASES, *(draw(c.random) for _ in range(5))])
+        c.agree("iterations", runs, part=0)
+        c.agree("idle slot-steps", runs, part=1)
+
+The check cell of the notebook calls `check_2_1(static_waste)`.
+"""
+
+import inspect
+import random
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from tinyengine.course.checks import FORGOT, Stop, a_type, check, difference, ends, far, plain, quote, same, state_of
+
+
+class Mistake(NamedTuple):
+    """A usual mistake. changes: what makes it of the solution, (old, new) texts; or one function, in its place."""
+
+    name: str
+    sentence: str
+    changes: tuple
+
+
+def exercise(exercise_id: str, points: int, solution: Callable, mistakes):
+    """Turns a judge, `def check_2_1(c, answer)`, into the check that the notebook calls."""
+    table = [Mistake(name, sentence, changes) for name, sentence, *changes in mistakes]
+    return lambda judge: Exercise(exercise_id, points, solution, table, judge)
+
+
+@dataclass
+class Exercise:
+    """solution: the function or class that answers it. judge: writes the lines of the check."""
+
+    exercise_id: str
+    points: int
+    solution: Callable
+    mistakes: list[Mistake]
+    judge: Callable
+
+    def __call__(self, answer, seed: int = 0) -> None:
+        """Checks an answer, and says what is wrong. seed: of inputs drawn at random; a grade takes a new one."""
+        with Trial(self, seed) as c:
+            c.look_at_kind(answer)
+            self.judge(c, answer)
+
+    @property
+    def name(self) -> str:
+        """What the learner's answer must be called."""
+        return self.solution.__name__
+
+    def source(self, mistake: Mistake) -> str:
+        """A whole answer with this mistake in it, as a learner would write it."""
+        text = inspect.getsource(self.solution)
+        for change in mistake.changes:
+            if callable(change):
+                text = inspect.getsource(change).replace(change.__name__, self.name)
+                continue
+            old, new = change
+            if old not in text:
+                raise ValueError(f"exercise {self.exercise_id}, mistake {mistake.name!r}: {old!r} is not in the solution")
+            text = text.replace(old, new)
+        return text
+
+    def twin(self, mistake: Mistake):
+        """The answer with this mistake, made from its source."""
+        names = dict(self.judge.__globals__)
+        exec(compile(self.source(mistake), f"<{mistake.name}>", "exec"), names)
+        return names[self.name]
+
+
+class Run:
+    """What an answer gave in a case. want: what the solution gives there."""
+
+    def __init__(self, case, got, behave, solution):
+        self.case, self.got = case, got
+        self._behave, self._solution = behave, solution
+
+    @cached_property
+    def want(self):
+        return self._behave(self._solution, self.case)
+
+
+@dataclass
+class Tried:
+    """An answer in some cases, in order, up to the first that raised. seen: what is compared with the twins."""
+
+    behave: Callable
+    view: Callable
+    cases: list
+    seen: list
+    begin: int  # the first line of the check that follows from it
+
+    def sight(self, got, error):
+        """What is compared: of an error its words, else the view of what was given."""
+        if error:
+            return ["raised", type(error).__name__, str(error)]
+        return None if got is None else plain(self.view(got))
+
+
+def call(answer, case):
+    """What `answer(*case)` gives; the case stays as it is."""
+    return ends(answer, *deepcopy(case))
+
+
+class Trial(check):
+    """The check of one answer: it runs the answer, and names the mistake that explains all that it did."""
+
+    def __init__(self, exercise: Exercise, seed: int):
+        super().__init__(exercise.exercise_id, exercise.points)
+        self._exercise, self._tried = exercise, []
+        self._seed = random.SystemRandom().randrange(10**6) if self._signature else seed
+
+    @cached_property
+    def random(self) -> random.Random:
+        """Draws inputs; the check says from which seed."""
+        self.seed = self._seed
+        return random.Random(self.seed)
+
+    def look_at_kind(self, answer) -> None:
+        """Ends the check where the name of the answer means something else by now."""
+        name, solution = self._exercise.name, self._exercise.solution
+        kind = type if inspect.isclass(solution) else Callable
+        if not isinstance(answer, kind):
+            needed = "class" if kind is type else "function"
+            trouble = f"{name} is {quote(answer)}, {a_type(answer)}, where a {needed} is needed: is the name used twice?"
+        elif kind is type and not issubclass(answer, solution.__base__):
+            base = solution.__base__.__name__
+            trouble = f"{name} is no {base}: begin it with `class {name}({base})`"
+        else:
+            return
+        self._record("your answer", 0, trouble, "wrong")
+        raise Stop
+
+    def cases(self, name: str, answer, cases, behave=call, view=lambda got: got) -> list[Run]:
+        """One run for each case; the check ends at one that raises. Worth no points itself.
+
+        behave(answer, case): what a run gives. view(got): what of it shows a mistake, for answers are compared by it.
+        """
+        tried = Tried(behave, view, list(cases), [], len(self.lines))
+        self._tried.append(tried)
+        runs = []
+        for case in tried.cases:
+            got, error = outcome(behave, answer, case)
+            tried.seen.append(tried.sight(got, error))
+            if error:
+                self._record(name, 0, self._trouble(error), state_of(error, self.exercise))
+                raise Stop from None
+            if got is None:
+                self._record(name, 0, FORGOT, "wrong")
+                raise Stop
+            runs.append(Run(case, got, behave, self._exercise.solution))
+        return runs
+
+    def parts(self, name: str, runs: list[Run], form: str, count: int) -> bool:
+        """Every run gave a tuple or list of so many parts. Worth no points."""
+        odd = [run for run in runs if not (isinstance(run.got, tuple | list) and len(run.got) == count)]
+        return self.true(name, not odd, lambda: f"{self._said(odd[0])}, where {form} is needed", points=0)
+
+    def agree(self, name: str, runs: list[Run], part: int | None = None, points: int = 1) -> bool:
+        """Every run gave what the solution gives; part: only this part of the tuple."""
+
+        def of(value):
+            return value if part is None else value[part]
+
+        def reason(got, want):
+            for run, mine, right in zip(runs, got, want):
+                if not same(mine, right):
+                    return f"{self._said(run)}: {difference(mine, right)}"
+
+        return self._compare(
+            name, [of(run.got) for run in runs], lambda: [of(run.want) for run in runs], points, reason, None, ""
+        )
+
+    def _said(self, run: Run) -> str:
+        return f"{self._exercise.name}({', '.join(map(repr, run.case))}) gives {quote(run.got)}"
+
+    def _explain(self) -> None:
+        """One more line for each group of runs that led to a failing line, where a mistake explains them all."""
+        ends = [tried.begin for tried in self._tried[1:]] + [len(self.lines)]
+        for tried, end in zip(self._tried, ends):
+            states = {line["state"] for line in self.lines[tried.begin : end]}
+            try:
+                sentence = self._mistake(tried) if states & {"wrong", "error"} else ""
+            except Exception:  # values that cannot be compared; a diagnosis must never cost a point
+                continue
+            if sentence:
+                self._record("most likely", 0, sentence, "mistake")
+
+    def _mistake(self, tried: Tried) -> str:
+        """The sentence of the first mistake whose twin does in every case what the answer did; nothing for an answer
+        that did what the solution does."""
+        if alike(self._exercise.solution, tried):
+            return ""
+        mistakes = self._exercise.mistakes
+        return next((m.sentence for m in mistakes if alike(self._exercise.twin(m), tried)), "")
+
+
+def outcome(behave, answer, case) -> tuple:
+    """(what it gives, None), or (None, the error)."""
+    try:
+        return behave(answer, case), None
+    except (Exception, SystemExit) as error:
+        return None, error
+
+
+def alike(answer, tried: Tried) -> bool:
+    """The answer does in every case what was seen there, up to the last bits of a float."""
+    return not any(
+        far(tried.sight(*outcome(tried.behave, answer, case)), seen, 1e-9, 1e-9)
+        for case, seen in zip(tried.cases, tried.seen)
+    )
