@@ -38,16 +38,20 @@ def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]], sta
     for stall in stalls:
         late[stall.end].append(stall)
     return [
-        f"iteration {number + 1}: " + _sentence(trace, number, iteration, entered[number], events, late[number])
-        for number, iteration in enumerate(trace.iterations)
+        f"iteration {number + 1}: "
+        + _sentence(trace, number, iteration, waiting, entered[number], events, late[number])
+        for number, (iteration, waiting) in enumerate(zip(trace.iterations, trace.queue_lengths(), strict=True))
     ]
 
 
-def _sentence(trace: Trace, number: int, iteration: Iteration, entered: dict, events: dict, late: list[Stall]) -> str:
+def _sentence(
+    trace: Trace, number: int, iteration: Iteration, waiting: int, entered: dict, events: dict, late: list[Stall]
+) -> str:
     """In the order in which it happened: who left and came before the forward pass, what ran, who ended with it."""
     cached = {event.request_id: event.cached for event in events[number, "admit"]}
     held = iteration.memory
     parts = [
+        f"{counted(trace.forgotten, 'iteration')} before it forgotten" if trace.forgotten and not number else "",
         _list(f"{label(event.request_id)} preempted" for event in events[number, "preempt"]),
         _list(_entry(request_id, *place, cached.get(request_id, 0)) for request_id, place in entered.items()),
         _work(trace, iteration),
@@ -55,7 +59,7 @@ def _sentence(trace: Trace, number: int, iteration: Iteration, entered: dict, ev
         _list(_ending(event, held.get(event.request_id), trace) for event in events[number, "finish"]),
         _list(f"{label(event.request_id)} aborted" for event in events[number, "abort"]),
         f"{iteration.padding} padding {plural('row', iteration.padding)}" if iteration.padding else "",
-        f"{len(iteration.waiting)} waiting" if iteration.waiting else "",
+        f"{waiting} waiting" if waiting else "",
     ]
     return "; ".join(part for part in parts if part)
 

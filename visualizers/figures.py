@@ -38,6 +38,11 @@ def waiting(engine: dict) -> list[list[int]]:
     return lists(engine["waiting"], len(engine["time"]))
 
 
+def queue_length(engine: dict, iteration: int) -> int:
+    """How many wait in it."""
+    return sum(len(come) - len(gone) for number, gone, come in engine["waiting"] if number <= iteration)
+
+
 def tokens_out(engine: dict) -> list[int]:
     """Tokens emitted, per iteration."""
     counts = [0] * len(engine["time"])
@@ -77,7 +82,7 @@ def figures(engine: dict, iteration: int | None = None) -> dict:
     return {
         "iterations": min(stop, len(engine["time"])),
         "running": running(engine)[:stop][-1] if slot_steps else 0,
-        "waiting": len(waiting(engine)[:stop][-1]) if slot_steps else 0,
+        "waiting": queue_length(engine, stop - 1) if slot_steps else 0,
         "idle_slot_steps": slot_steps - busy,
         "padding": sum(engine["padding"][:stop]),
         "tokens_out": sum(tokens_out(engine)[:stop]),
@@ -88,7 +93,8 @@ def figures(engine: dict, iteration: int | None = None) -> dict:
 @dataclass
 class Life:
     """What became of a request. arrive, first (its first token) and end: iterations; came: those of its tokens, with
-    repeats; worst: the iterations of two tokens with the longest gap between them; kind: "finish" or "abort"."""
+    repeats, and -1 for each that came before all of them; worst: the iterations of two tokens with the longest gap
+    between them; kind: "finish" or "abort"."""
 
     request: int
     arrive: int = 0
@@ -100,7 +106,7 @@ class Life:
 
     @property
     def first(self) -> int | None:
-        return self.came[0] if self.came else None
+        return self.came[0] if self.came and self.came[0] >= 0 else None
 
 
 def lives(engine: dict) -> list[Life]:
@@ -113,7 +119,7 @@ def lives(engine: dict) -> list[Life]:
         elif kind in ("finish", "abort"):
             life.end, life.kind = number, kind
     for request in engine["records"]:
-        found.setdefault(request, Life(request))
+        found.setdefault(request, Life(request)).came = [-1] * engine["earlier"].get(request, [0])[0]
     for run in engine["runs"]:
         life = found[run[1]]
         life.runs.append(run)
@@ -121,7 +127,8 @@ def lives(engine: dict) -> list[Life]:
             life.came.extend([number] * (len(emitted) if isinstance(emitted, list) else emitted is not None))
     done = [time + duration for time, duration in zip(engine["time"], engine["duration"], strict=True)]
     for life in found.values():
-        gaps = [(done[later] - done[sooner], (sooner, later)) for sooner, later in pairwise(life.came)]
+        came = [number for number in life.came if number >= 0]
+        gaps = [(done[later] - done[sooner], (sooner, later)) for sooner, later in pairwise(came)]
         longest = max(gaps, key=lambda gap: gap[0], default=(0, None))
         life.worst = longest[1] if longest[0] > 0 else None
     return list(found.values())

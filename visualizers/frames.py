@@ -21,6 +21,8 @@ What is sent, and nothing else is drawn:
         "records": {request: [prompt tokens, max_tokens, arrival, priority, ttft target, tbt target, prompt text]},
         "pieces": {request: [index into texts of each emitted token]},
         "diverged": {request: [index, token, text]},     the first token other than expected, and what was expected
+        "forgotten",                          iterations before the first one, that the trace has no more
+        "earlier": {request: [tokens, first]},           how many it got in those, and when the first of them came
         "num_slots", "block_size", "contiguous",         the arena
         "memory": [[request, first, end, parts, used], ...],  see memory_map.py
         "captions": [sentence per iteration],
@@ -111,13 +113,15 @@ def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int
         "runs": _runs(trace, rows, index),
         "held": [[row, index[who], first, end] for row, who, first, end in rows.held],
         "preempted": [[row, index[who], first, end] for row, who, first, end in rows.preempted],
-        "batch": _changes([[index[span.request_id] for span in i.spans] for i in trace.iterations]),
-        "waiting": _changes([[index[request_id] for request_id in i.waiting] for i in trace.iterations]),
+        "batch": _changes((tuple(span.request_id for span in i.spans) for i in trace.iterations), index),
+        "waiting": _changes(trace.queues(), index),
         "events": [[e.iteration, e.kind, index[e.request_id], e.detail, e.cached] for e in trace.events],
         "stalls": [[each.first, each.end, each.times, [index[who] for who in each.request_ids]] for each in stalls],
         "records": {index[record.request_id]: _record(record) for record in trace.requests.values()},
         "pieces": pieces,
         "diverged": {index[key]: place for key, place in _diverged(trace, expected).items()},
+        "forgotten": trace.forgotten,
+        "earlier": {index[key]: [earlier.tokens, earlier.first] for key, earlier in trace.earlier.items()},
         "num_slots": trace.num_slots,
         "block_size": trace.block_size,
         "contiguous": trace.contiguous,
@@ -166,18 +170,18 @@ def _short(tokens: tuple[int, ...]) -> int | list[int] | None:
     return list(tokens) if len(tokens) > 1 else next(iter(tokens), None)
 
 
-def _changes(lists: Iterable[list[int]]) -> list[list]:
-    """What turns each list into the next one; the first begins as []."""
-    changes, before = [], []
+def _changes(lists: Iterable[tuple[str, ...]], index: dict[str, int]) -> list[list]:
+    """What turns each list of request ids into the next one; the first begins as []."""
+    changes, before = [], ()
     for number, now in enumerate(lists):
         if now == before:
             continue
         still, was = set(now), set(before)
-        stay = [request for request in before if request in still]
-        if stay != [request for request in now if request in was]:
+        stay = [request_id for request_id in before if request_id in still]
+        if stay != [request_id for request_id in now if request_id in was]:
             stay, was = [], set()  # those who stay have changed places: all leave and come
-        left = [request for request in before if request not in still] if stay else before
-        come = [[place, request] for place, request in enumerate(now) if request not in was]
+        left = [index[request_id] for request_id in before if not stay or request_id not in still]
+        come = [[place, index[request_id]] for place, request_id in enumerate(now) if request_id not in was]
         changes.append([number, left, come])
         before = now
     return changes
@@ -240,15 +244,19 @@ def _diverged(trace: Trace, expected: Expected | None) -> dict[str, list]:
         if request_id not in right:
             continue
         wanted = list(right[request_id])
-        place = next((n for n, (a, b) in enumerate(zip(tokens, wanted)) if a != b), min(len(tokens), len(wanted)))
+        differ = (n for n, (a, b) in enumerate(zip(tokens, wanted)) if a != b and a is not None and b is not None)
+        place = next(differ, min(len(tokens), len(wanted)))
         if place < len(tokens) or (place < len(wanted) and request_id in ended):
             texts = pieces.get(request_id, [])
             found[request_id] = [place, *(part[place] if place < len(part) else None for part in (wanted, texts))]
     return found
 
 
-def _emitted(trace: Trace) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {request_id: [] for request_id in trace.requests}
+def _emitted(trace: Trace) -> dict[str, list[int | None]]:
+    """All tokens of each request; None for one that the trace has forgotten."""
+    tokens: dict[str, list[int | None]] = {request_id: [] for request_id in trace.requests}
+    for request_id, earlier in trace.earlier.items():
+        tokens[request_id] = [None] * earlier.tokens
     for iteration in trace.iterations:
         for span in iteration.spans:
             tokens[span.request_id].extend(span.tokens)

@@ -3,10 +3,13 @@
 import random
 from collections.abc import Callable
 
-from tinyengine.memory import Blocks, Slots
+from tinyengine.memory import Blocks, Holding, Slots
+from tinyengine.prefix_cache import CachedBlocks
+from tinyengine.priority import Prioritised
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Chunked, Scheduler
-from tinyengine.trace import Event, Holding, Iteration, RequestRecord, Span, Trace
+from tinyengine.speculate import Speculative
+from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
 
 # One of each: chunks, a decode, a request held without budget, a preemption, its recompute, an abort.
 CHUNKS = Trace(
@@ -18,12 +21,12 @@ CHUNKS = Trace(
         "r2": RequestRecord("r2", 4, 9, 0.0),
     },
     iterations=[
-        Iteration(0.0, 0.5, (Span("r0", 0, 4),), ("r1", "r2"), budget=4),
-        Iteration(0.5, 0.5, (Span("r0", 4, 2, (70,)), Span("r1", 0, 2, (71,))), ("r2",), budget=4),
-        Iteration(1.0, 0.25, (Span("r0", 6, 1, (72,)), Span("r1", 2, 1, (73,)), Span("r2", 0, 2)), (), budget=4),
-        Iteration(1.25, 0.25, (Span("r0", 7, 1, (74,)), Span("r1", 3, 1, (75,))), (), padding=2, budget=2),
-        Iteration(2.0, 0.25, (Span("r2", 2, 2, (76,)),), ("r1",), budget=4),
-        Iteration(2.25, 0.25, (Span("r1", 0, 4, (77,), recomputed=4), Span("r2", 4, 1, (78,))), (), budget=5),
+        Iteration(0.0, 0.5, (Span("r0", 0, 4),), budget=4),
+        Iteration(0.5, 0.5, (Span("r0", 4, 2, (70,)), Span("r1", 0, 2, (71,))), budget=4),
+        Iteration(1.0, 0.25, (Span("r0", 6, 1, (72,)), Span("r1", 2, 1, (73,)), Span("r2", 0, 2)), budget=4),
+        Iteration(1.25, 0.25, (Span("r0", 7, 1, (74,)), Span("r1", 3, 1, (75,))), padding=2, budget=2),
+        Iteration(2.0, 0.25, (Span("r2", 2, 2, (76,)),), budget=4),
+        Iteration(2.25, 0.25, (Span("r1", 0, 4, (77,), recomputed=4), Span("r2", 4, 1, (78,))), budget=5),
     ],
     events=[
         *(Event(0, "arrive", request_id) for request_id in ("r0", "r1", "r2")),
@@ -55,7 +58,8 @@ def requests(count: int = 12, longest: int = 24, prompt: int = 12, seed: int = 3
 class Stepper:
     """An engine without a model: an iteration lasts 1 ms and 20 us a row; over slots, it is a padded rectangle.
 
-    watch: called with each plan and the memory, before the plan is committed.
+    watch: called with each plan and the memory, before the plan is committed. queues: of each iteration, the scheduler's
+    own queue. keep: of the trace.
     """
 
     def __init__(
@@ -66,22 +70,34 @@ class Stepper:
         memory: Slots | Blocks | None = None,
         alphabet: int = 1000,
         watch: Callable | None = None,
+        keep: int | None = None,
         **options,
     ):
         self.memory = memory or Slots(100_000)
         self.scheduler = make(self.memory, max_num_seqs, **options)
         sizes = self.memory.n_slots, self.memory.block_size, self.memory.contiguous
-        self.trace = Trace(make.__name__.lower(), max_num_seqs, *sizes)
+        by_priority = options.get("policy") == "priority"
+        self.trace = Trace(make.__name__.lower(), max_num_seqs, *sizes, by_priority=by_priority, keep=keep)
+        self.queues: list[tuple[str, ...]] = []
         self.alphabet, self.watch, self.time, self.chance = alphabet, watch, 0.0, random.Random(0)
+        self.add(*work)
+
+    def add(self, *work: Request):
         for request in work:
             self.scheduler.add(request)
             self.trace.arrive(request)
+            self.trace.pieces[request.request_id] = []
+
+    def abort(self, request: Request):
+        self.scheduler.abort(request)
+        self.trace.event("abort", request.request_id)
 
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished()
 
     def step(self):
         budget = self.scheduler.token_budget
+        self.trace.hold(self.memory.holders)
         plan = self.scheduler.schedule()
         computed = sum(n_tokens for _, n_tokens in plan)
         is_padded = self.memory.contiguous
@@ -89,11 +105,14 @@ class Stepper:
         if self.watch:
             self.watch(plan, self.memory)
         tokens = [_tokens(request, n_tokens, self.alphabet, self.chance) for request, n_tokens in plan]
-        waiting = tuple(request.request_id for request in self.scheduler.waiting)
-        fields = {"duration": 0.001 + 0.00002 * rows, "waiting": waiting, "padding": rows - computed, "budget": budget}
-        self.trace.record(plan, tokens, self.memory.holdings(), time=self.time, **fields)
-        for token in self.scheduler.commit(plan, tokens):
-            self.trace.pieces.setdefault(token.request.request_id, []).append(f" word{token.token_id}")
+        self.queues.append(tuple(request.request_id for request in self.scheduler.waiting))
+        fields = {"duration": 0.001 + 0.00002 * rows, "padding": rows - computed, "budget": budget}
+        iteration = self.trace.iteration(plan, tokens, self.memory, time=self.time, **fields)
+        events = self.scheduler.commit(plan, tokens)
+        self.trace.append(iteration)
+        for token in events:
+            if token.request.request_id in self.trace.pieces:
+                self.trace.pieces[token.request.request_id].append(f" word{token.token_id}")
             if token.finish_reason:
                 self.trace.event("finish", token.request.request_id, token.finish_reason)
         self.time += fields["duration"]
@@ -112,10 +131,14 @@ def _tokens(request: Request, n_tokens: int, alphabet: int, chance: random.Rando
     if n_tokens < request.gap:
         return None
     new = chance.randrange(alphabet)
-    if not request.draft:
+    if not request.guesses:
         return new
-    right = request.draft[: chance.randint(0, len(request.draft))]
-    return [*right, new]
+    guesses = request.tokens[-request.guesses :]
+    return [*guesses[: chance.randint(0, request.guesses)], new]
+
+
+class Busy(Speculative, Prioritised, Chunked):
+    pass
 
 
 def busy(seed: int, prefix: int = 0, **options) -> Trace:
@@ -128,8 +151,10 @@ def busy(seed: int, prefix: int = 0, **options) -> Trace:
         )
         for n in range(9)
     ]  # fmt: skip
-    memory = Blocks(max(8, -(-(prefix + 50) // 4) + chance.randint(0, 6)), 4, enable_prefix_caching=prefix > 0)
-    return run(Chunked, work, 4, memory, 3, max_num_batched_tokens=16, num_speculative_tokens=3, **options)
+    blocks = max(8, -(-(prefix + 50) // 4) + chance.randint(0, 6))
+    memory = CachedBlocks(blocks, 4) if prefix else Blocks(blocks, 4)
+    options = {"max_num_batched_tokens": 16, "num_speculative_tokens": 3, "policy": "fcfs"} | options
+    return run(Busy, work, 4, memory, 3, **options)
 
 
 def wander(names: list[str], slots: int, count: int, chance: random.Random) -> Trace:
@@ -146,7 +171,7 @@ def wander(names: list[str], slots: int, count: int, chance: random.Random) -> T
             trace.events.append(Event(number, "preempt", name))
             running.remove(name)
             del memory[name]
-            waiting.insert(chance.randint(0, len(waiting)), name)
+            waiting.insert(0, name)
             computed[name] = 0
         while waiting and len(running) < slots and chance.random() < 0.7:
             running.append(waiting.pop(0))
@@ -166,7 +191,7 @@ def wander(names: list[str], slots: int, count: int, chance: random.Random) -> T
         for name in running:
             memory[name] = _held(memory.get(name), computed[name], chance)
         held = {name: memory[name] for name in running}
-        record = Iteration(number / 8, 0.125, tuple(spans), tuple(waiting), chance.randint(0, 3), memory=held)
+        record = Iteration(number / 8, 0.125, tuple(spans), chance.randint(0, 3), memory=held)
         trace.iterations.append(record)
         for name in [name for name in running + waiting if chance.random() < 0.1]:
             trace.events.append(Event(number, chance.choice(["finish", "abort"]), name, chance.choice([None, "stop"])))

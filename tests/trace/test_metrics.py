@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tinyengine.clock import IterationClock, WallClock
+from tinyengine.memory import Holding
 from tinyengine.metrics import Metrics, Percentiles, fragmented_slots, measure, percentile, token_times
-from tinyengine.trace import Event, Holding, Iteration, RequestRecord, Span, Trace
+from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
 
 # Two batch slots, ten K/V slots. "a" has its tokens at 2, 3, 7; "b" at 3, 7, 8; "c" arrives, gets one at 8, is aborted.
 TRACE = Trace(
@@ -22,12 +23,11 @@ TRACE = Trace(
         "d": RequestRecord("d", 1, 9, 7.0),  # aborted before it ran
     },
     iterations=[
-        Iteration(1.0, 1.0, (Span("a", 0, 3, (5,)),), (), 0, None, {"a": Holding(((0, 6),), 3)}),
+        Iteration(1.0, 1.0, (Span("a", 0, 3, (5,)),), 0, None, {"a": Holding(((0, 6),), 3)}),
         Iteration(
             2.0,
             1.0,
             (Span("a", 3, 1, (5,)), Span("b", 0, 2, (5,))),
-            (),
             1,  # a rectangle of 2 x 2
             None,
             {"a": Holding(((0, 6),), 4), "b": Holding(((7, 9),), 2)},  # free: 6 and 9, no hole of two
@@ -36,15 +36,14 @@ TRACE = Trace(
             4.0,
             3.0,
             (Span("a", 4, 1, (5,)), Span("b", 2, 1, (5,))),
-            ("c",),
             0,
             None,
             {"a": Holding(((0, 6),), 5), "b": Holding(((7, 9),), 2)},
         ),
         Iteration(
-            7.0, 1.0, (Span("b", 3, 1, (5,)), Span("c", 0, 1, (5,))), ("d",), 0, None, {"c": Holding(((0, 5),), 1)}
+            7.0, 1.0, (Span("b", 3, 1, (5,)), Span("c", 0, 1, (5,))), 0, None, {"c": Holding(((0, 5),), 1)}
         ),
-        Iteration(8.0, 1.0, (), (), 0, None, {}),
+        Iteration(8.0, 1.0, (), 0, None, {}),
     ],
     events=[
         Event(2, "finish", "a", "length"),

@@ -3,16 +3,15 @@
 import json
 
 import pytest
-from helpers.drive import chunked
-from helpers.drive import make as request_of
+from helpers.traces import busy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyengine.memory import Slots
+from tinyengine.memory import Holding, Slots
 from tinyengine.metrics import measure
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Orca, Static
-from tinyengine.trace import EVENT_KINDS, Event, Holding, Iteration, RequestRecord, Span, Trace
+from tinyengine.trace import EVENT_KINDS, Earlier, Event, Iteration, RequestRecord, Span, Trace
 
 TEXTS = ["", "café", "日本語 🦊", 'a "quote" \\ and a\nline', "</script>", "e\u0301\u202e\x00"]
 
@@ -30,17 +29,19 @@ def run(make_scheduler, sizes, aborts=(), contiguous=True, max_num_seqs=2, n_slo
         scheduler.add(request)
         trace.arrive(request, text)
         trace.pieces[request.request_id] = []
-    while plan := scheduler.schedule():
+    while True:
+        trace.hold(scheduler.memory.holders)
+        if not (plan := scheduler.schedule()):
+            return trace
         now = len(trace.iterations)
         tokens = [7] * len(plan)
         width = max(n_tokens for _, n_tokens in plan)
         trace.record(
             plan,
             tokens,
-            scheduler.memory.holdings(),
+            scheduler.memory,
             time=float(now),
             duration=1.0,
-            waiting=tuple(request.request_id for request in scheduler.waiting),
             padding=width * scheduler.rows(plan) - sum(n_tokens for _, n_tokens in plan),
         )
         for request, _, reason in scheduler.commit(plan, tokens):
@@ -51,7 +52,13 @@ def run(make_scheduler, sizes, aborts=(), contiguous=True, max_num_seqs=2, n_slo
             if when == now and not requests[number].finished:
                 scheduler.abort(requests[number])
                 trace.event("abort", requests[number].request_id)
-    return trace
+
+
+def memory_of(*requests: Request | None) -> Slots:
+    """An arena in which these hold what they can come to need."""
+    memory = Slots(100)
+    assert all(memory.reserve(request) for request in requests if request)
+    return memory
 
 
 RUNS = st.builds(
@@ -83,17 +90,22 @@ def test_every_field_survives_json_text_with_its_type():
         False,
         {"é🦊": RequestRecord("é🦊", 6, 3, 0.25, -1, TEXTS[2], 0.5, 0.1)},
         [
-            Iteration(0.1, 0.2, (Span("é🦊", 0, 4),), ("b", "c"), 3, 4, {"é🦊": Holding(((0, 16), (32, 40)), 4)}),
-            Iteration(0.3, 0.1, (Span("é🦊", 4, 2, (0, 9), draft=3, recomputed=1),), (), 0, None, {}),
+            Iteration(0.1, 0.2, (Span("é🦊", 0, 4),), 3, 4, {"é🦊": Holding(((0, 16), (32, 40)), 4)}),
+            Iteration(0.3, 0.1, (Span("é🦊", 4, 2, (0, 9), draft=3, recomputed=1),), 0, None, {}),
         ],
         [Event(-1, "abort", "b"), Event(0, "admit", "é🦊", cached=16), Event(1, "finish", "é🦊", "stop")],
         {"é🦊": TEXTS},
+        True,
+        7,
+        11,
+        {"é🦊": Earlier(5, 0.125, 0.25)},
     )
     again = Trace.from_json(json.loads(json.dumps(trace.to_json())))
     assert again == trace
     assert again.iterations[0].memory["é🦊"].ranges == ((0, 16), (32, 40))
     assert again.iterations[1].spans[0].tokens == (0, 9) and again.iterations[0].spans[0].tokens == ()
-    assert type(again.iterations[0].waiting) is type(again.iterations[0].spans) is tuple
+    assert type(again.iterations[0].spans) is tuple and type(again.iterations[0].spans[0]) is Span
+    assert type(again.earlier["é🦊"]) is Earlier
     assert hash(again.iterations[0].memory["é🦊"])  # tuples all the way down
 
 
@@ -105,12 +117,11 @@ def test_a_trace_survives_a_file(tmp_path):
 
 
 def test_a_trace_with_guesses_shared_blocks_and_preemptions_survives_json_text():
-    drive = chunked(9, 12, caching=True, num_speculative_tokens=3)
-    drive.add(*(request_of(n, [0, 1, 2, 3] * 2 + [n] * 5, 12) for n in range(4))).run()
-    numbers = drive.metrics
+    trace = busy(2, prefix=12)
+    numbers = measure(trace)
     assert numbers.preemptions and numbers.cached_tokens and numbers.accepted_tokens and numbers.recomputed_tokens
-    again = Trace.from_json(json.loads(json.dumps(drive.trace.to_json())))
-    assert again == drive.trace and measure(again) == numbers
+    again = Trace.from_json(json.loads(json.dumps(trace.to_json())))
+    assert again == trace and measure(again) == numbers
 
 
 def test_an_empty_trace_survives_json_text():
@@ -167,7 +178,7 @@ def test_admit_and_finish_stand_at_the_iterations_where_they_happened():
         Event(2, "finish", "r0", "length"),
         Event(2, "finish", "r2", "length"),
     ]
-    assert [iteration.waiting for iteration in trace.iterations] == [("r2",), (), ()]
+    assert list(trace.queues()) == [("r2",), (), ()] and list(trace.queue_lengths()) == [1, 0, 0]
     assert [iteration.end for iteration in trace.iterations] == [1.0, 2.0, 3.0]
 
 
@@ -179,9 +190,9 @@ def test_an_aborted_request_is_not_taken_for_a_preempted_one():
 def test_losing_the_memory_and_going_on_is_a_preemption_and_a_second_admission():
     request, trace = make(0, 2, 5), Trace()
     trace.arrive(request)
-    held = {"r0": Holding(((0, 7),), 0)}
-    for memory in (held, {}, {}, held):
-        trace.record([(request, 2)] if memory else [], [None] if memory else [], memory, time=0.0, duration=1.0)
+    for holds in (True, False, False, True):
+        plan = [(request, 2)] if holds else []
+        trace.record(plan, [None] * len(plan), memory_of(request if holds else None), time=0.0, duration=1.0)
     assert [(event.iteration, event.kind) for event in trace.events] == [
         (0, "arrive"),
         (0, "admit"),
@@ -193,9 +204,8 @@ def test_losing_the_memory_and_going_on_is_a_preemption_and_a_second_admission()
 def test_who_is_driven_out_twice_has_still_lost_all_that_it_ever_had():
     request, trace = make(0, 9, 5), Trace()
     trace.arrive(request)
-    held = {"r0": Holding(((0, 12),), 0)}
     for n_tokens in (8, 0, 3, 0, 9):  # 0: it holds nothing
-        plan, memory = ([(request, n_tokens)], held) if n_tokens else ([], {})
+        plan, memory = ([(request, n_tokens)], memory_of(request)) if n_tokens else ([], memory_of())
         trace.record(plan, [7 if n_tokens == 9 else None] * len(plan), memory, time=0.0, duration=1.0)
     assert [span.recomputed for iteration in trace.iterations for span in iteration.spans] == [0, 3, 8]
 
@@ -208,7 +218,7 @@ def test_aborted_before_the_first_iteration_is_the_end_of_nothing():
 
 def test_a_record_needs_one_token_for_each_request_of_the_plan():
     with pytest.raises(ValueError):
-        Trace().record([(make(0, 2, 2), 2)], [], {}, time=0.0, duration=1.0)
+        Trace().record([(make(0, 2, 2), 2)], [], memory_of(), time=0.0, duration=1.0)
 
 
 @given(RUNS)
@@ -218,11 +228,11 @@ def test_what_a_trace_says_adds_up(trace):
     emitted = dict.fromkeys(trace.requests, 0)
     computed = dict.fromkeys(trace.requests, 0)
     assert {event.kind for event in trace.events} <= set(EVENT_KINDS)
-    for number, iteration in enumerate(trace.iterations):
+    for number, (iteration, queue) in enumerate(zip(trace.iterations, trace.queues(), strict=True)):
         here = [event for event in trace.events if event.iteration == number]
         running |= {event.request_id for event in here if event.kind == "admit"}
         assert set(iteration.memory) == running >= {span.request_id for span in iteration.spans}
-        assert not running & set(iteration.waiting)
+        assert not running & set(queue)
         for span in iteration.spans:
             assert span.start == computed[span.request_id]
             computed[span.request_id] += span.n_tokens

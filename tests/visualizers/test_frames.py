@@ -12,10 +12,10 @@ from helpers.traces import CHUNKS, busy, requests, run, sized, wander
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyengine.memory import Slots
+from tinyengine.memory import Holding, Slots
 from tinyengine.metrics import measure
 from tinyengine.scheduler import Orca, Static
-from tinyengine.trace import Event, Holding, Iteration, RequestRecord, Span, Trace
+from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
 from visualizers import compare, frames, show
 from visualizers.captions import label
 from visualizers.figures import KINDS, axis_top, composition, figures, lists, waiting
@@ -215,7 +215,7 @@ def assert_tells_the_truth(trace: Trace):
         assert trace.phase(span) == data["phases"][phase]
         told[number].add(span)
     assert [told[number] for number in told] == [set(iteration.spans) for iteration in trace.iterations]
-    assert [tuple(ids[r] for r in queue) for queue in waiting(engine)] == [i.waiting for i in trace.iterations]
+    assert [tuple(ids[r] for r in queue) for queue in waiting(engine)] == list(trace.queues())
     for row, _, first, end in engine["held"] + engine["preempted"]:
         assert first < end and not any((row, number) in drawn for number in range(first, end))
     memory = MemoryMap(engine)
@@ -260,7 +260,7 @@ def assert_equals_the_metrics(trace: Trace):
     assert sum(run[4] * run[9] for run in engine["runs"]) == measured.recomputed_tokens
     assert sum(kind == "preempt" for _, kind, *_ in engine["events"]) == measured.preemptions
     assert sum(event[4] for event in engine["events"]) == measured.cached_tokens
-    assert [len(queue) for queue in waiting(engine)] == [len(iteration.waiting) for iteration in trace.iterations]
+    assert [len(queue) for queue in waiting(engine)] == list(trace.queue_lengths())
     memory = MemoryMap(engine)
     sums = Counter()
     for number in range(len(trace.iterations)):
@@ -272,6 +272,7 @@ def assert_equals_the_metrics(trace: Trace):
 
 
 def assert_figures(trace: Trace, engine: dict):
+    queued = list(trace.queue_lengths())
     for last in range(len(trace.iterations)):
         past = trace.iterations[: last + 1]
         busy = sum(len(iteration.spans) for iteration in past)
@@ -279,7 +280,7 @@ def assert_figures(trace: Trace, engine: dict):
         assert figures(engine, last) == {
             "iterations": last + 1,
             "running": len(past[-1].spans),
-            "waiting": len(past[-1].waiting),
+            "waiting": queued[last],
             "idle_slot_steps": slot_steps - busy,
             "padding": sum(iteration.padding for iteration in past),
             "tokens_out": sum(len(span.tokens) for iteration in past for span in iteration.spans),

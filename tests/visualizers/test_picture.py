@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from PIL import Image
 
-from tinyengine.memory import Slots
+from tinyengine.memory import Holding, Slots
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Orca, Static
-from tinyengine.trace import Holding, Iteration, RequestRecord, Span, Trace
+from tinyengine.trace import Iteration, RequestRecord, Span, Trace
 from visualizers import compare, picture, show
 from visualizers.figures import lives
 from visualizers.player import VIEWS

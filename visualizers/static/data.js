@@ -43,7 +43,7 @@ class Engine {
     this.batches = new Lists(this.batch);
     this.lives = livesOf(this);
     this.memoryMap = new MemoryMap(this);
-    const arrivals = Object.values(this.records).map((record) => record[2]);
+    const arrivals = this.forgotten ? [] : Object.values(this.records).map((record) => record[2]);
     this.origin = [...arrivals, ...this.time].reduce((a, b) => Math.min(a, b), Infinity);
     this.busySoFar = sums(this.running);
     this.emittedSoFar = sums(this.emitted);
@@ -88,22 +88,34 @@ class Engine {
   }
 }
 
-// A list that changes: who waits, or who runs. frames.py sends the changes.
+const STRIDE = 64;
+
+// A list that changes: who waits, or who runs. frames.py sends the changes. Every STRIDE-th list is kept, and the newest
+// one that was asked for: all of them would be the square of a long queue.
 class Lists {
   constructor(changes) {
-    let now = [];
+    this.changes = changes;
     this.starts = changes.map((change) => change[0]);
-    this.values = changes.map(([, gone, come]) => {
+    this.kept = [[]];
+    for (let n = STRIDE; n <= changes.length; n += STRIDE) this.kept.push(this.apply(this.kept.at(-1), n - STRIDE, n));
+    this.latest = [0, []];
+  }
+
+  // The list after changes [first, end) of it.
+  apply(list, first, end) {
+    for (const [, gone, come] of this.changes.slice(first, end)) {
       const left = new Set(gone);
-      now = now.filter((request) => !left.has(request));
-      if (come.length === 1) now.splice(come[0][0], 0, come[0][1]);
-      else if (come.length) now = merge(now, come);
-      return now;
-    });
+      list = list.filter((request) => !left.has(request));
+      if (come.length === 1) list.splice(come[0][0], 0, come[0][1]);
+      else if (come.length) list = merge(list, come);
+    }
+    return list;
   }
 
   at(i) {
-    return this.values[after(this.starts, i) - 1] ?? [];
+    const count = after(this.starts, i), before = Math.floor(count / STRIDE);
+    if (this.latest[0] !== count) this.latest = [count, this.apply(this.kept[before], before * STRIDE, count)];
+    return this.latest[1];
   }
 }
 
@@ -119,8 +131,8 @@ function merge(stayed, come) {
 }
 
 // What became of each request, in order of arrival: {request, arrive, runs, came, first, worst, end, kind}.
-// arrive, first (the first token), end: iterations. came: the iterations of its tokens, with repeats. worst: the two
-// iterations with its longest gap between two tokens.
+// arrive, first (the first token), end: iterations. came: the iterations of its tokens, with repeats, and -1 for each that
+// came before all of them. worst: the two iterations with its longest gap between two tokens.
 function livesOf(engine) {
   const lives = new Map(), life = (request) => {
     if (!lives.has(request)) lives.set(request, { request, arrive: 0, runs: [], came: [], end: null, kind: null });
@@ -131,6 +143,7 @@ function livesOf(engine) {
     if (kind === "finish" || kind === "abort") Object.assign(life(request), { end: i, kind });
   }
   Object.keys(engine.records).forEach((request) => life(+request));
+  for (const [request, [tokens]] of Object.entries(engine.earlier)) life(+request).came = Array(tokens).fill(-1);
   for (const run of engine.runs) {
     const own = life(run.request);
     own.runs.push(run);
@@ -138,11 +151,13 @@ function livesOf(engine) {
   }
   const done = (i) => engine.time[i] + engine.duration[i];
   for (const own of lives.values()) {
-    own.first = own.came[0] ?? null;
-    own.ttft = own.first === null ? null : done(own.first) - (engine.records[own.request]?.[2] ?? 0);
+    const earlier = engine.earlier[own.request];
+    own.first = earlier ? null : own.came[0] ?? null;
+    const first = earlier ? earlier[1] : own.first === null ? null : done(own.first);
+    own.ttft = first === null ? null : first - (engine.records[own.request]?.[2] ?? 0);
     own.worst = null;
     own.gap = 0;
-    for (let n = 1; n < own.came.length; n++) {
+    for (let n = 1 + (earlier?.[0] ?? 0); n < own.came.length; n++) {
       const gap = done(own.came[n]) - done(own.came[n - 1]);
       if (gap > own.gap) [own.gap, own.worst] = [gap, [own.came[n - 1], own.came[n]]];
     }

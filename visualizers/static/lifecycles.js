@@ -63,7 +63,7 @@ const lifecycles = {
 const rowOf = (engine, request) => [...engine.lives.keys()].indexOf(request);
 
 const lifeInWords = (life) => [
-  life.ttft === null ? "no token yet" : `first token after ${brief(life.ttft)} (TTFT), in iteration ${life.first + 1}`,
+  life.ttft === null ? "no token yet" : `first token after ${brief(life.ttft)} (TTFT), ${life.first === null ? "before iteration 1" : `in iteration ${life.first + 1}`}`,
   ...(life.worst ? [`longest gap (TBT) ${brief(life.gap)}, iterations ${life.worst[0] + 1} to ${life.worst[1] + 1}`] : []),
 ];
 
