@@ -170,6 +170,13 @@ class Trace:
         sizes = scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous
         return cls(stage, *sizes, by_priority=by_priority, keep=keep)
 
+    @classmethod
+    def of(cls, stage: str, scheduler, keep: int | None = None) -> "Trace":
+        """An empty trace of a scheduler's sizes, and of its memory's."""
+        memory, by_priority = scheduler.memory, getattr(scheduler, "policy", None) == "priority"
+        sizes = scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous
+        return cls(stage, *sizes, by_priority=by_priority, keep=keep)
+
     def __repr__(self) -> str:
         counts = f"{len(self.requests)} requests, {len(self.iterations)} iterations"
         counts += f" after {self.forgotten} forgotten" if self.forgotten else ""
@@ -221,7 +228,10 @@ class Trace:
         """Notes which requests have been admitted or preempted since the last time; holders: of the memory, in order of
         admission. To be called before each schedule(), or a request that was preempted in an iteration that came to
         nothing, and admitted again in the next one, would not be seen."""
-        if self.keep == 0 or holders.keys() == self._holders.keys():
+        if self.keep == 0:
+            self.pieces.clear()
+            return
+        if holders.keys() == self._holders.keys():
             return
         for request_id in reversed(self._holders):  # the last one in is the first one out
             if request_id not in holders:
@@ -306,9 +316,7 @@ class Trace:
     def event(self, kind: str, request_id: str, detail: str | None = None, cached: int = 0):
         """Something that happens now: at the end of the newest iteration (finish, abort), else before the next one."""
         ends = kind in ENDS
-        if self.keep == 0:
-            self.pieces.pop(request_id, None)
-        else:
+        if self.keep != 0:
             self.events.append(Event(len(self.iterations) - ends, kind, request_id, detail, cached))
         if ends:
             self._unfinished.discard(request_id)

@@ -75,9 +75,7 @@ class Stepper:
     ):
         self.memory = memory or Slots(100_000)
         self.scheduler = make(self.memory, max_num_seqs, **options)
-        sizes = self.memory.n_slots, self.memory.block_size, self.memory.contiguous
-        by_priority = options.get("policy") == "priority"
-        self.trace = Trace(make.__name__.lower(), max_num_seqs, *sizes, by_priority=by_priority, keep=keep)
+        self.trace = Trace.of(make.__name__.lower(), self.scheduler, keep)
         self.queues: list[tuple[str, ...]] = []
         self.alphabet, self.watch, self.time, self.chance = alphabet, watch, 0.0, random.Random(0)
         self.add(*work)

@@ -352,12 +352,7 @@ def simulate(jobs: Iterable[Job], schedulers: Scheduler | Sequence[Scheduler], c
 def new_trace(stage: str, schedulers: Scheduler | Sequence[Scheduler]) -> Trace:
     """An empty trace of the schedulers' sizes, for Simulator(trace=...)."""
     schedulers = [schedulers] if isinstance(schedulers, Scheduler) else list(schedulers)
-    memory = schedulers[0].memory
-    return Trace(
-        stage,
-        sum(scheduler.max_num_seqs for scheduler in schedulers),
-        sum(scheduler.memory.n_slots for scheduler in schedulers),
-        memory.block_size,
-        memory.contiguous,
-        by_priority=getattr(schedulers[0], "policy", "fcfs") == "priority",
-    )
+    trace = Trace.of(stage, schedulers[0])
+    trace.max_num_seqs = sum(scheduler.max_num_seqs for scheduler in schedulers)
+    trace.num_slots = sum(scheduler.memory.n_slots for scheduler in schedulers)
+    return trace
