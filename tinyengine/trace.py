@@ -165,13 +165,6 @@ class Trace:
 
     @classmethod
     def of(cls, stage: str, scheduler, keep: int | None = None) -> "Trace":
-        """An empty one of a run with this scheduler."""
-        memory, by_priority = scheduler.memory, getattr(scheduler, "policy", None) == "priority"
-        sizes = scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous
-        return cls(stage, *sizes, by_priority=by_priority, keep=keep)
-
-    @classmethod
-    def of(cls, stage: str, scheduler, keep: int | None = None) -> "Trace":
         """An empty trace of a scheduler's sizes, and of its memory's."""
         memory, by_priority = scheduler.memory, getattr(scheduler, "policy", None) == "priority"
         sizes = scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous

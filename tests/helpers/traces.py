@@ -58,8 +58,8 @@ def requests(count: int = 12, longest: int = 24, prompt: int = 12, seed: int = 3
 class Stepper:
     """An engine without a model: an iteration lasts 1 ms and 20 us a row; over slots, it is a padded rectangle.
 
-    watch: called with each plan and the memory, before the plan is committed. queues: of each iteration, the scheduler's
-    own queue. keep: of the trace.
+    watch: called with each plan and the memory, before the plan is committed. queues: of each iteration, the queue that
+    the scheduler itself has. keep: of the trace.
     """
 
     def __init__(
