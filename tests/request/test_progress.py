@@ -1,11 +1,11 @@
-"""Request: every limit is named in one sentence, and the lifecycle follows from the counters."""
+"""Request: every limit is named in one sentence, and where it stands follows from two counters."""
 
 import math
 
 import pytest
 from helpers.sentences import assert_one_sentence
 
-from tinyengine.request import Lifecycle, Request, SamplingParams, Slo
+from tinyengine.request import Request, SamplingParams
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**400  # a whole number that no float can hold
@@ -72,28 +72,6 @@ def test_max_slots_is_prompt_plus_max_tokens_and_does_not_move():
     assert before == request.max_slots == 10
 
 
-def test_the_lifecycle_follows_from_the_counters():
-    request = Request("r", [1, 2, 3], SamplingParams(max_tokens=2))
-    assert request.lifecycle is Lifecycle.WAITING
-    request.table = range(5)
-    assert request.lifecycle is Lifecycle.INITIATION
-    request.computed = 2  # a chunk of the prompt is not the end of initiation
-    assert request.lifecycle is Lifecycle.INITIATION
-    request.computed = 3
-    request.tokens.append(9)
-    assert request.lifecycle is Lifecycle.INCREMENT
-    request.table, request.computed = [], 0  # preempted
-    assert request.lifecycle is Lifecycle.WAITING
-    request.finish_reason = "abort"
-    assert request.finished and request.lifecycle is Lifecycle.FINISHED
-
-
-def test_the_lifecycle_cannot_be_written():
-    with pytest.raises(AttributeError):
-        Request("r", [1]).lifecycle = Lifecycle.FINISHED
-    assert [state.name for state in Lifecycle] == ["WAITING", "INITIATION", "INCREMENT", "FINISHED"]
-
-
 @pytest.mark.parametrize(
     ("params", "output", "reason"),
     [
@@ -118,20 +96,23 @@ def test_a_request_ends_for_the_reason_its_newest_token_gives(params, output, re
 
 
 @pytest.mark.parametrize(
-    ("new", "reason"), [([4], None), ([4, 4], "length"), ([0], "stop"), ([4, 0], "stop"), ([], None)]
+    ("tokens", "length", "reason"),
+    [
+        ([4, 4, 4], None, "length"),
+        ([4, 4, 4], 4, "length"),
+        ([4, 4, 4], 3, None),
+        ([4, 0, 4], 3, "stop"),  # an end-of-sequence token that others follow
+        ([4, 0, 4], 2, None),
+    ],
 )
-def test_a_request_can_be_asked_what_tokens_would_do_before_it_has_them(new, reason):
+def test_a_request_can_be_asked_whether_it_would_have_ended_after_so_many_tokens(tokens, length, reason):
     request = Request("r", [1], SamplingParams(max_tokens=3), eos_token_ids=(0,))
-    request.tokens.append(4)
-    assert request.reason_to_finish(new) == reason and request.tokens == [1, 4]
+    request.tokens += tokens
+    assert request.reason_to_finish(length) == reason and request.tokens == [1, *tokens]
 
 
-def test_guesses_belong_to_the_gap_and_are_no_tokens():
+def test_guesses_are_counted_among_its_tokens_and_belong_to_the_gap():
     request = Request("r", [1, 2, 3])
-    request.computed, request.draft = 2, [8, 9]
-    assert request.gap == 3 and request.tokens == [1, 2, 3] and request.output_token_ids == []
-
-
-def test_a_deadline_is_arrival_plus_the_promise():
-    assert Request("r", [1], arrival=3.0, slo=Slo(ttft=0.5)).deadline == 3.5
-    assert Request("r", [1], arrival=3.0, slo=Slo(tbt=0.5)).deadline == Request("r", [1]).deadline == math.inf
+    request.computed, request.tokens, request.guesses = 2, [1, 2, 3, 8, 9], 2
+    assert request.gap == 3 and request.num_prompt_tokens == 3
+    assert Request("other", [1]).guesses == 0
