@@ -5,7 +5,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Jupyter refuses to run as root unless told, and in a container everybody is root
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
-NBVAL := $(BIN)/python -m pytest -q --nbval-lax --nbval-current-env -p no:cacheprovider
+# How many workers share the tests. Each takes whole files, those with slow tests first: see tests/conftest.py.
+WORKERS ?= 2
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+NBVAL := $(BIN)/python -m pytest -q $(SHARED) --nbval-lax --nbval-current-env -p no:cacheprovider
 
 # The embedded model's products are too small to share: on a busy machine two threads mostly wait for each other. Where a
 # test asks for two, they are to sleep while they wait.
@@ -20,10 +23,10 @@ lab: .venv/installed
 test: lint unit notebooks
 
 quick: .venv/installed
-	$(BIN)/python -m pytest -q -p no:nbval tests -m "not slow and not browser"
+	$(BIN)/python -m pytest -q $(SHARED) -p no:nbval tests -m "not slow and not browser"
 
 unit: .venv/installed browser
-	$(BIN)/python -m pytest -q -p no:nbval tests
+	$(BIN)/python -m pytest -q $(SHARED) -p no:nbval tests
 
 notebooks: .venv/installed
 	$(BIN)/tinyengine build --check

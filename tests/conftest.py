@@ -9,7 +9,11 @@ from tinyengine.oracle import Oracle
 
 
 def pytest_collection_modifyitems(items):
-    """Tests marked `cuda` run where there is a GPU, and are listed as skipped where there is none."""
+    """Tests marked `cuda` run where there is a GPU, and are listed as skipped where there is none.
+
+    Files with slow tests come first: a worker takes a whole file, and a long one taken last leaves the others idle."""
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
+    items.sort(key=lambda item: item.path not in long)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):

@@ -189,7 +189,7 @@ def test_params_of_another_type_are_refused(engine, params):
         ({"num_speculative_tokens": "3"}, "num_speculative_tokens is '3'"),
         ({"scheduler": Orca(Slots(9)), "policy": "fcfs"}, "policy is an option of a stage's own scheduler"),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).split(" object at ")[0],
 )
 def test_a_bad_engine_option_is_named_with_its_value_and_limit(random_model, options, message):
     with pytest.raises(ValueError, match=message) as error:

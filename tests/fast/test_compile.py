@@ -79,6 +79,7 @@ def test_every_tile_height_that_can_be_asked_for_fits(tile_rows):
     assert_it_runs(attend(1, 128, torch.bfloat16, 80, tile_rows=tile_rows), 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", sorted(KIBIBYTES))
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.get)
 def test_looking_at_values_compiles_and_fits(dtype, capability):
