@@ -84,7 +84,7 @@ def check(traces: dict[str, Trace], expected: Expected | None):
     for request_id, tokens in expected.items():
         if isinstance(tokens, str) or not isinstance(tokens, Iterable):
             raise ValueError(f"expected[{request_id!r}] is {tokens!r}, but a list of token ids is needed")
-        if not any(request_id in trace.requests for trace in traces.values()):
+        if not any(request_id in trace.requests or trace.forgotten for trace in traces.values()):
             known = ", ".join(dict.fromkeys(repr(key) for trace in traces.values() for key in trace.requests))
             raise ValueError(f"expected names the request {request_id!r}, but the traces have {known[:200] or 'none'}")
 

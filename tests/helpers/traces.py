@@ -6,11 +6,17 @@ from collections.abc import Callable
 from tinyengine.memory import Blocks, Holding, Slots
 from tinyengine.prefix_cache import CachedBlocks
 from tinyengine.priority import Prioritised
-from tinyengine.request import Request, SamplingParams
-from tinyengine.scheduler import Chunked, Scheduler
+from tinyengine.request import Request, SamplingParams, Slo
+from tinyengine.scheduler import Chunked, Orca, Paged, Scheduler, Static
 from tinyengine.speculate import Speculative
 from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
 
+
+class Busy(Speculative, Prioritised, Chunked):
+    pass
+
+
+BUSY = {"max_num_batched_tokens": 16, "num_speculative_tokens": 3}
 # One of each: chunks, a decode, a request held without budget, a preemption, its recompute, an abort.
 CHUNKS = Trace(
     stage="chunked",
@@ -88,7 +94,13 @@ class Stepper:
 
     def abort(self, request: Request):
         self.scheduler.abort(request)
-        self.trace.event("abort", request.request_id)
+        if request.request_id in self.trace.requests:  # as the engine does
+            self.trace.event("abort", request.request_id)
+
+    def fail(self):
+        """A step whose model raises: what was planned is not computed."""
+        self.trace.hold(self.memory.holders)
+        self.scheduler.schedule()
 
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished()
@@ -116,6 +128,40 @@ class Stepper:
         self.time += fields["duration"]
 
 
+def wild(seed: int, keep: int | None = None) -> Stepper:
+    """Any scheduler in a small arena: requests arrive, are preempted and aborted, and steps fail, all the time."""
+    chance = random.Random(seed)
+    kind, memory, options = chance.choice(
+        [
+            (Static, Slots(60), {}),
+            (Orca, Slots(60), {}),
+            (Paged, Blocks(12, 4), {}),
+            (Chunked, Blocks(12, 4), {"max_num_batched_tokens": 9}),
+            (Busy, CachedBlocks(12, 4), BUSY | {"policy": "fcfs"}),
+            (Busy, Blocks(12, 4), BUSY | {"policy": "priority"}),
+        ]
+    )
+    engine = Stepper(kind, [], 4, memory, alphabet=3, keep=keep, **options)
+    alive: list[Request] = []
+    count = 0
+    while count < 40 or engine.has_unfinished():
+        for _ in range(chance.choice([0, 0, 1, 4]) if count < 40 else 0):
+            params = SamplingParams(max_tokens=chance.randint(1, 20), ignore_eos=True)
+            slo = Slo(chance.choice([None, 0.01, 0.1]), None)
+            fields = {"arrival": engine.time, "priority": chance.randint(0, 1), "slo": slo}
+            alive.append(Request(f"r{count}", [1] * chance.randint(1, 20), params, **fields))
+            engine.add(alive[-1])
+            count += 1
+        alive = [request for request in alive if not request.finished]
+        if alive and chance.random() < 0.05:
+            engine.abort(chance.choice(alive))
+        if chance.random() < 0.1:
+            engine.fail()
+        if engine.has_unfinished():
+            engine.step()
+    return engine
+
+
 def run(*args, **options) -> Trace:
     """The trace of a Stepper that has run to its end."""
     engine = Stepper(*args, **options)
@@ -135,10 +181,6 @@ def _tokens(request: Request, n_tokens: int, alphabet: int, chance: random.Rando
     return [*guesses[: chance.randint(0, request.guesses)], new]
 
 
-class Busy(Speculative, Prioritised, Chunked):
-    pass
-
-
 def busy(seed: int, prefix: int = 0, **options) -> Trace:
     """Chunks over so few blocks that requests are preempted, with guesses, and with `prefix` tokens in common."""
     chance = random.Random(seed)
@@ -151,8 +193,7 @@ def busy(seed: int, prefix: int = 0, **options) -> Trace:
     ]  # fmt: skip
     blocks = max(8, -(-(prefix + 50) // 4) + chance.randint(0, 6))
     memory = CachedBlocks(blocks, 4) if prefix else Blocks(blocks, 4)
-    options = {"max_num_batched_tokens": 16, "num_speculative_tokens": 3, "policy": "fcfs"} | options
-    return run(Busy, work, 4, memory, 3, **options)
+    return run(Busy, work, 4, memory, 3, **BUSY | {"policy": "fcfs"} | options)
 
 
 def wander(names: list[str], slots: int, count: int, chance: random.Random) -> Trace:

@@ -40,9 +40,7 @@ TRACE = Trace(
             None,
             {"a": Holding(((0, 6),), 5), "b": Holding(((7, 9),), 2)},
         ),
-        Iteration(
-            7.0, 1.0, (Span("b", 3, 1, (5,)), Span("c", 0, 1, (5,))), 0, None, {"c": Holding(((0, 5),), 1)}
-        ),
+        Iteration(7.0, 1.0, (Span("b", 3, 1, (5,)), Span("c", 0, 1, (5,))), 0, None, {"c": Holding(((0, 5),), 1)}),
         Iteration(8.0, 1.0, (), 0, None, {}),
     ],
     events=[
