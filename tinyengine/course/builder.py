@@ -3,14 +3,16 @@
 In a solution notebook
   - a code cell with `### BEGIN SOLUTION what to do` ... `### END SOLUTION` is an answer cell; it belongs to the next
     check cell (or to the exercise that its metadata names: {"exercise": {"id": "2.1"}});
-  - a code cell with the tag `check` holds one `with check("2.1", points=3) as c:` and imports `check` itself; its
-    metadata may say {"exercise": {"title": ..., "minutes": ..., "timeout": seconds}};
+  - a code cell with the tag `check` imports a referee and calls one of its checks, `orca.check_2_1(static_waste)`, or
+    imports `check` and holds one `with check("2.1", points=3) as c:`; its metadata may say
+    {"exercise": {"title": ..., "minutes": ..., "timeout": seconds}};
   - a code cell with the tag `setup` is locked and restored like a check;
   - a cell with the tag `solution` is left out of the exercises.
 """
 
 import ast
 import hashlib
+import importlib
 import json
 import re
 from copy import deepcopy
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
+from tinyengine.course.exercise import Exercise
 from tinyengine.course.notebooks import (
     KERNELSPEC,
     CourseError,
@@ -36,6 +39,7 @@ BEGIN = re.compile(r"^(\s*)### BEGIN SOLUTION\b[\s:]*(.*?)\s*$")
 END = re.compile(r"^\s*### END SOLUTION\b")
 MARKER = re.compile(r"### (BEGIN|END) SOLUTION")
 IMPORT = re.compile(r"^from tinyengine\.course(\.checks)? import .*\bcheck\b", re.MULTILINE)
+REFEREE = re.compile(r"^from tinyengine\.course\.referees import (\w+)\n+\1\.(check_\w+)\(\w+\)\s*\Z")
 DEFAULT_TIMEOUT = 60  # seconds a cell may take while it is graded
 
 
@@ -88,6 +92,7 @@ def run_authored(root: Path, number: str = ""):
         try:
             names = cell_names(nb, parse(nb, path.stem)) if path.parent.name == "solutions" else None
             execute(nb, path.parent)
+            require_all_points(nb)
         except CourseError as error:
             yield path, str(error)
             continue
@@ -95,6 +100,16 @@ def run_authored(root: Path, number: str = ""):
         tidy(nb)
         write(path, text_of(nb))
         yield path, ""
+
+
+def require_all_points(nb) -> None:
+    """Outside of grading a check raises nothing: what it said is read."""
+    for cell in nb.cells:
+        if is_tagged(cell, "check"):
+            said = "\n".join(output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+            score = re.match(r"\d+\.\w+: (\d+) of (\d+) points", said)
+            if score is None or score[1] != score[2]:
+                raise CourseError(f"a check does not give all points ({' '.join(said.split())})")
 
 
 def products(root: Path) -> dict[Path, str]:
@@ -121,7 +136,11 @@ def derive(solution, stem: str):
     for cell in nb.cells:
         attached = cell.get("attachments")
         kind = next((tag for tag in ("check", "setup") if is_tagged(cell, tag)), "")
-        meta = NotebookNode({"tags": [kind]} if kind else {})
+        # "Run All" of a notebook with open exercises is to reach its end: a stub raises
+        open_ended = ["raises-exception"] if cell.cell_type == "code" and kind != "setup" else []
+        meta = NotebookNode({"tags": [kind, *open_ended] if kind else open_ended})
+        if not meta.tags:
+            del meta["tags"]
         if "jupyter" in cell.metadata:  # a folded input or output stays folded
             meta["jupyter"] = cell.metadata["jupyter"]
         if kind:  # JupyterLab refuses to edit, cut or delete such a cell
@@ -231,7 +250,44 @@ def parse(nb, stem: str) -> list[dict]:
 
 
 def read_check(cell, stem: str) -> dict:
-    """An exercise's id and points from the call `check("2.1", points=3)` itself: no fact is written twice."""
+    """An exercise's id and points, from its referee or from the call of `check`: no fact is written twice."""
+    referee = REFEREE.match(cell.source)
+    exercise = from_referee(*referee.groups()) if referee else from_call(cell)
+    chapter = stem.split("_")[0].lstrip("0") or "0"
+    if not re.fullmatch(rf"{re.escape(chapter)}\.\w+", str(exercise["id"])):
+        raise CourseError(
+            f"exercise id {exercise['id']!r} does not belong to {stem}: use {chapter}.1, {chapter}.2, ..."
+        )
+    if not isinstance(exercise["points"], int) or exercise["points"] < 1:
+        raise CourseError(f"exercise {exercise['id']} has {exercise['points']!r} points: give it 1 or more.")
+    meta = cell.metadata.get("exercise", {})
+    for key in ("id", "points"):
+        if key in meta and meta[key] != exercise[key]:
+            raise CourseError(
+                f"exercise {exercise['id']} has {key} {meta[key]!r} in its metadata and {exercise[key]!r} "
+                "in its check: leave it out of the metadata."
+            )
+    return {
+        **exercise,
+        "title": meta.get("title", ""),
+        "minutes": meta.get("minutes"),
+        "timeout": meta.get("timeout", DEFAULT_TIMEOUT),
+    }
+
+
+def from_referee(module: str, name: str) -> dict:
+    """Of `orca.check_2_1(static_waste)`."""
+    try:
+        exercise = getattr(importlib.import_module(f"tinyengine.course.referees.{module}"), name)
+    except (ImportError, AttributeError) as error:
+        raise CourseError(f"a check cell calls {module}.{name}, which is not there ({error}): write it.") from None
+    if not isinstance(exercise, Exercise):
+        raise CourseError(f"{module}.{name} is no exercise: decorate it with `exercise`.")
+    return {"id": exercise.exercise_id, "points": exercise.points}
+
+
+def from_call(cell) -> dict:
+    """Of `with check("2.1", points=3) as c:`."""
     calls = [
         node
         for node in ast.walk(ast.parse(cell.source))
@@ -246,31 +302,12 @@ def read_check(cell, stem: str) -> dict:
             f"the check cell that begins {cell.source[:40]!r} needs one call like "
             'check("2.1", points=3) with plain values.'
         ) from None
-    chapter = stem.split("_")[0].lstrip("0") or "0"
-    if not re.fullmatch(rf"{re.escape(chapter)}\.\w+", str(exercise["id"])):
-        raise CourseError(
-            f"exercise id {exercise['id']!r} does not belong to {stem}: use {chapter}.1, {chapter}.2, ..."
-        )
-    if not isinstance(exercise["points"], int) or exercise["points"] < 1:
-        raise CourseError(f"exercise {exercise['id']} has {exercise['points']!r} points: give it 1 or more.")
     if not IMPORT.search(cell.source):
         raise CourseError(
             f"the check cell of {exercise['id']} relies on an import elsewhere: begin it with "
             "`from tinyengine.course import check`."
         )
-    meta = cell.metadata.get("exercise", {})
-    for key in ("id", "points"):
-        if key in meta and meta[key] != exercise[key]:
-            raise CourseError(
-                f"exercise {exercise['id']} has {key} {meta[key]!r} in its metadata and {exercise[key]!r} "
-                "in its check: leave it out of the metadata."
-            )
-    return {
-        **exercise,
-        "title": meta.get("title", ""),
-        "minutes": meta.get("minutes"),
-        "timeout": meta.get("timeout", DEFAULT_TIMEOUT),
-    }
+    return exercise
 
 
 def cell_names(nb, exercises) -> dict[int, str]:

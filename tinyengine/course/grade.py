@@ -17,6 +17,7 @@ check
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from tinyengine.course.builder import DEFAULT_TIMEOUT, sha
 from tinyengine.course.checks import PLACE, UNWRITTEN
 from tinyengine.course.notebooks import CourseError, environment, read, short, text_of
 
-OTHER_TIMEOUT = 20  # seconds for a cell outside the exercises: it gives no points, so nobody should wait for it long
+OTHER_TIMEOUT = 20  # seconds for a cell outside the exercises: it gives no points, so it may not take long
 
 
 def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
@@ -54,18 +55,23 @@ def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
 def manifest(root: Path) -> dict:
     path = root / "exercises" / "manifest.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CourseError(f"{path} is missing: run `tinyengine build` once.") from None
-    except ValueError as error:
-        raise CourseError(f"{path} is not JSON ({error}): run `tinyengine build`.") from None
+    except (ValueError, RecursionError) as error:
+        raise CourseError(f"{path} is not JSON ({type(error).__name__}: {error}): run `tinyengine build`.") from None
+    keys = {"title", "cells", "setup", "exercises"}
+    if not isinstance(entries, dict) or not all(isinstance(e, dict) and keys <= set(e) for e in entries.values()):
+        raise CourseError(f"{path} is no manifest of exercises: run `tinyengine build`.")
+    return entries
 
 
 def entry_for(nb, path: Path, root: Path) -> dict:
     """The manifest entry of a notebook: by the name that the builder stored in it, else by its file name."""
     entries = manifest(root)
     note = nb.metadata.get("tinyengine")
-    stem = note.get("exercises", path.stem) if isinstance(note, dict) else path.stem
+    stem = note.get("exercises") if isinstance(note, dict) else None
+    stem = stem if isinstance(stem, str) else path.stem
     named = [name for name in entries if stem == name or stem.startswith(f"{name}-")]
     if not named:
         raise CourseError(
@@ -186,46 +192,50 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
 def judge(exercise, nb, outcomes, check_state) -> dict:
     """An exercise's status, points and messages from what happened in its cells."""
     answers = [answer_state(answer, nb, outcomes) for answer in exercise["answers"]]
+    outside = written_outside(exercise, nb)
     outcome = outcomes.get(exercise["check"]["cell"], {"state": "error", "reports": []})
     report = next((r for r in outcome["reports"] if r.get("exercise") == exercise["id"]), None)
     lines = report["lines"] if report and len(outcome["reports"]) == 1 else []
     points = min(sum(line["points"] for line in lines), exercise["points"])
-    messages = [line["message"] for line in lines if line["message"]]
-    status = status_of(answers, outcome, lines, points, exercise["points"])
-    if status not in ("passed", "partial"):
-        points = 0
-        if any(answer["state"] not in ("ok", "unwritten") for answer in answers):
-            messages = []  # what the check missed follows from the answer that is not there
-    if status == "not attempted":
-        messages = []
-    elif status == "answer deleted":
-        messages = [
-            "the answer cell is gone, empty or no code cell any more: `tinyengine start "
-            f"{exercise['id'].split('.')[0]} --fresh` gives a copy to take it from"
-        ]
-    elif status == "timeout":
-        where = "the answer cell" if any(a["state"] == "timeout" for a in answers) else "the check of your code"
-        messages.append(f"{where} did not end within {outcome['limit']:g} s: look for a loop that never ends")
-    elif status == "kernel died":
-        messages.append(
-            "your code ended the Python process (os._exit, exit() or too much memory): later exercises were "
-            "graded in a new one"
-        )
-    else:
-        messages += [a["message"] for a in answers if a["message"]]
-        if not lines and not messages:
-            messages.append(trouble("the check", outcome.get("error")))
+    status = status_of(answers, outcome, lines, points, exercise["points"], outside)
+    messages = reasons(exercise, status, answers, outcome, lines, outside)
+    if status in ("partial", "failed") and report.get("seed") is not None:
+        again = exercise["check"]["source"].strip().splitlines()[-1].replace(")", f", seed={report['seed']})")
+        messages.append(f"the inputs were drawn from seed {report['seed']}: `{again}` draws them again")
     if check_state != "intact":
         messages.append(NOTES[check_state])
     return {
         "id": exercise["id"],
         "title": exercise["title"],
         "status": status,
-        "points": points,
+        "points": points if status in ("passed", "partial") else 0,
         "max_points": exercise["points"],
         "messages": list(map(one_line, messages)),
         "check": check_state,
     }
+
+
+def reasons(exercise, status, answers, outcome, lines, outside) -> list[str]:
+    """Why an exercise has this status: what its check said, or what kept the check from saying it."""
+    if status == "not attempted":
+        stub = f"the answer cell still is the stub, and another cell defines {outside}: move it into the answer cell"
+        return [stub] if outside else []
+    if status == "answer deleted":
+        fresh = f"`tinyengine start {exercise['id'].split('.')[0]} --fresh` gives a copy to take it from"
+        return [f"the answer cell is gone, empty or no code cell any more: {fresh}"]
+    messages = [line["message"] for line in lines if line["message"]]
+    if status not in ("passed", "partial") and any(a["state"] not in ("ok", "unwritten", "unchanged") for a in answers):
+        messages = []  # what the check missed follows from the answer that is not there
+    if status == "timeout":
+        where = "the answer cell" if any(a["state"] == "timeout" for a in answers) else "the check of your code"
+        return [*messages, f"{where} did not end within {outcome['limit']:g} s: look for a loop that never ends"]
+    if status == "kernel died":
+        died = "your code ended the Python process (os._exit, exit() or too much memory)"
+        return [*messages, f"{died}: later exercises were graded in a new one"]
+    messages += [a["message"] for a in answers if a["message"]]
+    if not lines and not messages:
+        messages.append(trouble("the check", outcome.get("error")))
+    return messages
 
 
 NOTES = {
@@ -235,10 +245,21 @@ NOTES = {
 }
 
 
-def status_of(answers, outcome, lines, points, max_points) -> str:
+def written_outside(exercise, nb) -> str:
+    """The name that an answer must have and that a cell of the learner's own defines, or nothing."""
+    places = {cell["cell"] for cell in (exercise["check"], *exercise["answers"])}
+    cells = [cell for cell in nb.cells if cell.cell_type == "code"]
+    own = [cell.source for cell in cells if cell["id"] not in places and not note_of(cell)]
+    stubs = "\n".join(answer["stub"] for answer in exercise["answers"])
+    names = re.findall(r"^(?:def|class) +(\w+)", stubs, re.MULTILINE)
+    return next((n for n in names for text in own if re.search(rf"^(def|class) +{n}\b", text, re.MULTILINE)), "")
+
+
+def status_of(answers, outcome, lines, points, max_points, outside="") -> str:
     states = {a["state"] for a in answers}
     whole = bool(lines) and outcome["state"] == "ok" and points == max_points
-    if states == {"unchanged"}:
+    tried = outside and any(line["state"] in ("ok", "wrong") for line in lines)
+    if states == {"unchanged"} and not tried:
         return "not attempted"
     if whole and all(line["state"] == "ok" for line in lines):
         return "passed"  # also when the learner moved the answer into another cell
@@ -291,7 +312,7 @@ def trouble(place: str, error, source: str = "") -> str:
         return f"{place} gave no result: run the cells above it in order"
     text = " ".join(PLACE.sub("", error["text"]).split())[:400]
     if error["type"] == "StdinNotImplementedError":
-        return f"{place} calls input(), and nobody answers while it is graded: pass the value instead"
+        return f"{place} calls input(), but no one answers while it is graded: pass the value instead"
     if error["type"] == "SystemExit":
         return f"{place} calls sys.exit(), which ends the program: remove it"
     line, lines = error["line"], source.splitlines()

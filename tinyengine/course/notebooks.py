@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import nbformat
+from nbformat import ValidationError
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -44,17 +45,26 @@ def read(path: Path):
     """Read a notebook of format 4."""
     try:
         nb = nbformat.reads(Path(path).read_text(encoding="utf-8"), as_version=4)
-        if not all({"cell_type", "source", "metadata"} <= set(cell) for cell in nb.cells):
-            raise ValueError("a cell without type, source or metadata")
+        if not (isinstance(nb.metadata, dict) and isinstance(nb.cells, list) and all(map(is_cell, nb.cells))):
+            raise ValueError("metadata or a cell of another form")
+        text_of(nb).encode()  # half a character cannot be written again
     except FileNotFoundError:
         raise CourseError(f"There is no notebook {path}: check the name.") from None
-    except (OSError, ValueError, nbformat.ValidationError, AttributeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ValidationError) as error:
         reason = str(error).split("\n")[0][:200]
         raise CourseError(
             f"{path} cannot be read as a notebook ({type(error).__name__}: {reason}): save it again in "
             "JupyterLab, or start a fresh copy."
         ) from None
     return nb
+
+
+def is_cell(cell) -> bool:
+    kinds = {"cell_type": str, "source": str, "metadata": dict}
+    if not isinstance(cell, dict) or not all(isinstance(cell.get(key), kind) for key, kind in kinds.items()):
+        return False
+    outputs = cell.get("outputs", [])
+    return isinstance(outputs, list) and all(isinstance(output, dict) for output in outputs)
 
 
 def text_of(nb) -> str:

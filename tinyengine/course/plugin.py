@@ -56,7 +56,7 @@ class WatchedKernel(RunningKernel):
         return super().get_message(stream, timeout)
 
     def run(self, code: str, seconds: float) -> None:
-        """Run code whose output nobody needs."""
+        """Run code without a look at its output."""
         self.deadline = time.monotonic() + seconds
         msg_id = self.kc.execute(code, silent=True, store_history=False, allow_stdin=False, stop_on_error=False)
         self.await_reply(msg_id, seconds)

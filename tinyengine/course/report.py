@@ -17,7 +17,7 @@ def console() -> Console:
 
 
 def print_scorecard(card: dict, saved: float) -> None:
-    """One row per exercise with its reasons below it, then the total; `saved` reminds whoever forgot to save."""
+    """One row per exercise with its reasons below it, then the total; `saved` tells a learner who forgot to save."""
     screen = console()
     screen.print(Text(f"{card['notebook']}, as saved at {time.strftime('%H:%M:%S', time.localtime(saved))}"))
     table = Table(show_lines=True)
@@ -40,7 +40,7 @@ def print_progress(rows: list[dict]) -> None:
     """One row per exercise notebook that was started."""
     screen = console()
     table = Table()
-    for column, side in (("notebook", "left"), ("exercises passed", "right"), ("points", "right"), ("", "left")):
+    for column, side in (("notebook", "left"), ("exercises passed", "right"), ("points", "right"), ("note", "left")):
         table.add_column(column, justify=side)
     for row in rows:
         table.add_row(

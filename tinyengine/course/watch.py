@@ -4,8 +4,8 @@
     run.faults    # {"order": "iteration 2: r1 joins, and r0, which came first, still waits"}
     run.idle      # idle slot-steps
 
-A case is (sizes, max_num_seqs, n_slots), a size is (prompt, output) in tokens. The requests are named r0, r1, ... and all
-wait from the start.
+A case is (sizes, max_num_seqs, n_slots), a size is (prompt, output) in tokens. The requests are named r0, r1, ..., and
+all of them wait from the start.
 """
 
 from itertools import pairwise
@@ -58,11 +58,14 @@ def replay(scheduler_class, case: tuple, **settings) -> Trace:
     return serve(guarded(scheduler), sizes)
 
 
-def draw_case(random) -> tuple:
-    """A case with 3 to 9 requests, and an arena for the largest to the three largest of them."""
-    sizes = [(random.randint(1, 9), random.randint(1, 12)) for _ in range(random.randint(3, 9))]
-    largest = max(map(sum, sizes))
-    return sizes, random.randint(2, 4), random.randint(largest, 3 * largest)
+def draw_cases(random, number: int = 4) -> list[tuple]:
+    """Cases of 3 to 9 requests, in an arena that holds one of the largest to three of them."""
+    cases = []
+    for _ in range(number):
+        sizes = [(random.randint(1, 9), random.randint(1, 12)) for _ in range(random.randint(3, 9))]
+        largest = max(map(sum, sizes))
+        cases.append((sizes, random.randint(2, 4), random.randint(largest, 3 * largest)))
+    return cases
 
 
 def guarded(scheduler):
@@ -277,8 +280,9 @@ def is_pair(item) -> bool:
 
 
 def keeps(c, runs, again) -> bool:
-    """One line of the check for each rule, of one point; with no plan that can run, only the first. False where a rule
-    is broken. runs: whose `got` is a Watch. again(case): a new Watch; a case without a name is told as small as it can be.
+    """One line of the check for each rule, of one point; only the broken ones where a plan cannot run. False where a
+    rule is broken. runs: whose `got` is a Watch. again(case): a new Watch, since a case without a name is told as small
+    as it can be.
     """
     kept, can_run = True, not any("plan" in run.got.faults for run in runs)
     for rule, name in runs[0].got.rules.items():
@@ -295,7 +299,7 @@ def keeps(c, runs, again) -> bool:
 
 
 def smallest(case: tuple, fails) -> tuple:
-    """The case, (sizes, ...), with the fewest requests that still fails: they are taken out one by one while it does."""
+    """The case with the fewest requests that still fails: they are taken out one by one while it does."""
     sizes, number = list(case[0]), 0
     while number < len(sizes):
         fewer = sizes[:number] + sizes[number + 1 :]

@@ -32,10 +32,11 @@ def find(number: str, root: Path) -> str:
     number = str(number).removesuffix(".ipynb")
     for stem in stems:
         head = stem.split("_")[0]
-        if number in (stem, head) or (number.isdigit() and head.isdigit() and int(number) == int(head)):
+        if number in (stem, head) or (number.isdecimal() and head.isdecimal() and int(number) == int(head)):
             return stem
-    known = ", ".join(stem.split("_")[0].lstrip("0") or "0" for stem in stems) or "none yet"
-    raise CourseError(f"There are no exercises {number}: the numbers are {known}.")
+    known = ", ".join(stem.split("_")[0].lstrip("0") or "0" for stem in stems) or "none"
+    what = f"Lesson {int(number)} has no exercises yet" if number.isdecimal() else f"There is no lesson {number}"
+    raise CourseError(f"{what}. Available: {known}.")
 
 
 def locate(number: str, root: Path) -> tuple[Path, list[str]]:
@@ -77,7 +78,7 @@ def progress(root: Path) -> list[dict]:
         if not copy.is_file():
             continue
         row = {
-            "notebook": f"{stem} {entry['title']}",
+            "notebook": entry["title"],
             "passed": 0,
             "exercises": len(entry["exercises"]),
             "points": 0,
@@ -86,12 +87,14 @@ def progress(root: Path) -> list[dict]:
         }
         try:
             card = json.loads(grades.read_text(encoding="utf-8"))
-            row["passed"] = sum(exercise["status"] == "passed" for exercise in card["exercises"])
-            row["points"] = card["points"]
+            passed, points = sum(exercise["status"] == "passed" for exercise in card["exercises"]), card["points"]
+            if not isinstance(points, int):
+                raise TypeError(points)
+            row["passed"], row["points"] = passed, points
             row["note"] = "saved since it was graded" if copy.stat().st_mtime > grades.stat().st_mtime else ""
         except FileNotFoundError:
             pass
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             row["note"] = "its last grade cannot be read: grade it again"
         rows.append(row)
     return rows

@@ -4,7 +4,7 @@ from tinyengine.course import watch
 from tinyengine.course.arena import Played, draw
 from tinyengine.course.checks import ends
 from tinyengine.course.exercise import exercise
-from tinyengine.course.watch import Watch, draw_case, guarded, keeps, real_tokens, serve, some
+from tinyengine.course.watch import Watch, draw_cases, guarded, keeps, real_tokens, serve, some
 from tinyengine.memory import Slots
 from tinyengine.scheduler import Scheduler
 
@@ -44,8 +44,9 @@ WASTE_MISTAKES = [
      ("range(0, len(outputs)", "range(0, len(outputs) - max_num_seqs + 1")),
     ("only requests", "you count only batch slots that had a request: in the last batch the others are idle as well",
      ("* max_num_seqs -", "* len(batch) -")),
-    ("sorted", "you sort the outputs, but first come, first served keeps their order", ("= outputs[", "= sorted(outputs)[")),
-    ("refilled", "you refill a batch slot as soon as its request has ended: that is Orca; static batching waits", refilled),
+    ("sorted", "you sort the outputs, but first come, first served keeps their order",
+     ("= outputs[", "= sorted(outputs)[")),
+    ("refilled", "you refill a batch slot when its request has ended: that is Orca; static batching waits", refilled),
     ("other order", "you return the two numbers in the other order",
      ("return iterations, idle_slot_steps", "return idle_slot_steps, iterations")),
     ("busy", "you count the busy slot-steps instead of the idle ones", ("max(batch) * max_num_seqs - sum", "sum")),
@@ -54,11 +55,14 @@ WASTE_MISTAKES = [
 ]  # fmt: skip
 
 
+def draw_waste(random):
+    number = random.randint
+    return [([number(1, 12) for _ in range(number(2, 9))], number(1, 4)) for _ in range(6)]
+
+
 @exercise("2.1", points=3, solution=static_waste, mistakes=WASTE_MISTAKES)
 def check_2_1(c, answer):
-    draw = c.random.randint
-    drawn = [([draw(1, 12) for _ in range(draw(2, 9))], draw(1, 4)) for _ in range(6)]
-    *runs, published = c.cases("it counts", answer, [*WASTE, *drawn, PUBLISHED])
+    published, *runs = c.cases("it counts", answer, [PUBLISHED, *WASTE], drawn=draw_waste)
     if c.parts("it returns two numbers", [*runs, published], "(iterations, idle_slot_steps)", 2):
         c.agree("iterations", runs, part=0)
         c.agree("idle slot-steps", runs, part=1)
@@ -84,60 +88,48 @@ class MyOrca(Scheduler):
     def schedule(self):
         """The plan of this iteration: [(request, n_tokens), ...]; [] when nothing can run."""
         joined = 0
-        while self.waiting and len(self.running) < self.max_num_seqs and joined != self.max_prefills:
-            if not self.memory.reserve(self.waiting[0]):
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            if joined == self.max_prefills or not self.memory.reserve(self.waiting[0]):
                 break
             self.running.append(self.waiting.popleft())
             joined += 1
         return [(request, request.gap) for request in self.running]
 
 
-class Overtaking(Scheduler):
-    max_prefills = None
-
-    def schedule(self):
-        joined = 0
-        for request in list(self.waiting):
-            full = len(self.running) == self.max_num_seqs or joined == self.max_prefills
-            if not full and self.memory.reserve(request):
-                self.waiting.remove(request)
-                self.running.append(request)
-                joined += 1
-        return [(request, request.gap) for request in self.running]
-
-
-REFUSED = "if not self.memory.reserve(self.waiting[0])"
-CAP = " and joined != self.max_prefills"
+REFUSED = "not self.memory.reserve(self.waiting[0])"
+CAP = "joined == self.max_prefills or "
 ORCA_MISTAKES = [
     ("static", "you admit only when the batch is empty, and that is static batching",
      ("while ", "ran = bool(self.running)\n        while not ran and ")),
     ("one by one", "you admit one request per iteration, however many batch slots are free", ("joined += 1", "break")),
     ("too many", "you admit one request too many: a batch slot must be free before a request joins",
      ("< self.max_num_seqs", "<= self.max_num_seqs")),
-    ("no reserve", "a request joins, and you have not asked memory.reserve() for its K/V slots", (REFUSED, "if False")),
+    ("no reserve", "a request joins, and you have not asked memory.reserve() for its K/V slots", (REFUSED, "False")),
     ("free slots", "you compare with the number of free K/V slots, but they must be one piece: only reserve() can tell",
-     (REFUSED, "if self.memory.n_slots - self.memory.n_rsrv < self.waiting[0].max_slots"),
-     ("            self.running.append", "            self.memory.reserve(self.waiting[0])\n            self.running.append")),
+     (REFUSED, "self.memory.n_slots - self.memory.n_rsrv < self.waiting[0].max_slots"),
+     ("self.running.append(", "self.memory.reserve(self.waiting[0])\n            self.running.append(")),
     ("too early", "you ask memory.reserve() before you know that a batch slot is free, and the K/V slots stay reserved",
-     ("self.waiting and", "self.waiting and self.memory.reserve(self.waiting[0]) and"), (REFUSED, "if False")),
-    ("overtakes", "a smaller request overtakes one that was refused: all behind that one wait", Overtaking),
+     ("self.waiting and", "self.waiting and self.memory.reserve(self.waiting[0]) and"), (REFUSED, "False")),
+    ("overtakes", "a smaller request overtakes one that was refused: all behind that one wait",
+     (REFUSED, "not (first := next(filter(self.memory.reserve, self.waiting), None))"),
+     ("self.waiting.popleft()", "first"), ("joined += 1", "self.waiting.remove(first)\n            joined += 1")),
     ("to the end", "a request that was refused goes to the end of the queue: it keeps its place",
      ("break", "self.waiting.append(self.waiting.popleft())\n                break")),
     ("lost", "you take a request out of the queue before the memory has granted it, and forget it when it is refused",
      ("self.waiting[0]", "request := self.waiting.popleft()"), ("append(self.waiting.popleft())", "append(request)")),
     ("asks for ever", "a refused request is asked for again and again: leave the loop when the memory refuses",
      ("break", "continue")),
-    ("one token", "you plan one token for each, but a request that joins computes its whole prompt", ("request.gap", "1")),
+    ("one token", "you plan one token each, but a request that joins computes its whole prompt", ("request.gap", "1")),
     ("newcomers", "the plan has only those that join, but all that run are served",
-     ("joined = 0", "joined, ran = 0, list(self.running)"), ("in self.running]", "in self.running if request not in ran]")),
+     ("joined = 0", "joined, ran = 0, list(self.running)"), ("running]", "running if request not in ran]")),
     ("no return", "schedule() makes a plan and does not return it", ("return ", "")),
     ("no cap", "you do not look at self.max_prefills", (CAP, "")),
     ("cap on running", "max_prefills limits those that join in this iteration, not those that run",
-     ("joined !=", "len(self.running) !=")),
+     ("joined ==", "len(self.running) ==")),
     ("cap on plan", "max_prefills limits those that join, not those that are in the plan",
      (CAP, ""), ("self.running]", "self.running][: self.max_prefills]")),
     ("cap for ever", "those that join are to be counted anew in every iteration",
-     ("joined = 0", "self.joined = getattr(self, 'joined', 0)"), (CAP, " and self.joined != self.max_prefills"),
+     ("joined = 0", "self.joined = getattr(self, 'joined', 0)"), ("joined ==", "self.joined =="),
      (" joined += 1", " self.joined += 1")),
 ]  # fmt: skip
 
@@ -161,10 +153,13 @@ def capped(scheduler_class, case):
     return Watch(scheduler_class, case_of(case), case, "max_prefills", max_prefills=most)
 
 
+def draw_capped(random):
+    return [(case, random.randint(1, 3)) for case in draw_cases(random)]
+
+
 @exercise("2.2", points=10, solution=MyOrca, mistakes=ORCA_MISTAKES)
 def check_2_2(c, answer):
-    drawn = [draw_case(c.random) for _ in range(4)]
-    runs = c.cases("schedule() runs", answer, [*CASES, *drawn], run, Watch.behaviour)
+    runs = c.cases("schedule() runs", answer, CASES, run, Watch.behaviour, draw_cases)
     if not keeps(c, runs, lambda case: run(answer, case)):
         return c.wait("the rest")
     own = guarded(answer(Slots(320), max_num_seqs=3))
@@ -173,9 +168,9 @@ def check_2_2(c, answer):
                    lambda: real_tokens(max_num_seqs=1), because=lambda *_: differ):  # fmt: skip
         return c.wait("the rest")
     slow = next((run for run in runs if run.got.idle > run.want.idle), runs[0])
-    c.par("idle slot-steps", slow.got.idle, slow.want.idle, points=3, where=slow.got.late)
-    cases = [(case, most) for case in ("small", "roomy", "tight", *drawn[:2]) for most in (1, 2)]
-    runs = c.cases("with max_prefills", answer, cases, capped, Watch.behaviour)
+    c.par("idle slot-steps", slow.got.idle, slow.want.idle, points=3, where=f"see {slow.got.late}")
+    cases = [(case, most) for case in ("small", "roomy", "tight") for most in (1, 2)]
+    runs = c.cases("with max_prefills", answer, cases, capped, Watch.behaviour, draw_capped)
     # a scheduler that is late without a cap is late with one: that is not held against it twice
     late = [] if slow.got.late else [run.got.late for run in runs]
     trouble = next(filter(None, [*(fault for run in runs for fault in run.got.faults.values()), *late]), "")
@@ -210,7 +205,8 @@ def play(answer, _):
 
 def sight(played):
     """What shows a mistake in the steps."""
-    return played.kind or (played.grants(40), played.free >= 40, len(played.memory.holes), played.adds, played.held > 22)
+    holes = len(played.memory.holes)
+    return played.kind or (played.grants(40), played.free >= 40, holes, played.adds, played.held > 22)
 
 
 @exercise("2.3", points=3, solution=my_steps, mistakes=STEPS_MISTAKES)
