@@ -1,4 +1,4 @@
-"""What each half of chunked prefill is good for: Sarathi-Serve's ablation (OSDI 2024, table 4), and a preemption storm."""
+"""What each half of chunked prefill is good for (Sarathi-Serve, OSDI 2024, table 4), and a preemption storm."""
 
 from math import inf
 
@@ -18,9 +18,7 @@ class Ablated(Chunked):
     Raises ValueError for a choice that is neither True nor False.
     """
 
-    def __init__(
-        self, *args, chunking: bool = True, mixing: bool = True, admit_first_chunk: bool = False, **options
-    ):
+    def __init__(self, *args, chunking: bool = True, mixing: bool = True, admit_first_chunk: bool = False, **options):
         super().__init__(*args, **options)
         for name, choice in {"chunking": chunking, "mixing": mixing, "admit_first_chunk": admit_first_chunk}.items():
             if not isinstance(choice, bool):

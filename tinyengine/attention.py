@@ -20,7 +20,7 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class KVCache:
-    """The arena: `keys` and `values`, each [layers, blocks, block_size, kv_heads, head_dim]; a slot is a block of one."""
+    """The arena: `keys` and `values`, each [layers, blocks, block_size, kv_heads, head_dim]; a slot is a block."""
 
     def __init__(self, config, n_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_hidden_layers, n_blocks, block_size, config.num_key_value_heads, config.head_dim)
@@ -146,21 +146,15 @@ def paged_attention(
     return out
 
 
-def causal_mask(n: int, length: int, device: torch.device) -> torch.Tensor:
-    """Which of `length` keys each of the newest n queries sees: [n, length], True where it does.
-
-    The last query sees every key: the mask is aligned to the bottom right. `is_causal=True` would align it to the top
-    left, which is wrong as soon as there is older context.
-    """
-    return torch.ones(n, length, dtype=torch.bool, device=device).tril(length - n)
-
-
 def one_request(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Causal attention of one request's newest tokens over all its keys.
 
     q [n, heads, head_dim], keys and values [length, kv_heads, head_dim], n <= length -> [n, heads, head_dim]
     """
+    n, length = len(q), len(keys)
+    # The last query sees every key: the mask is aligned to the bottom right. `is_causal=True` would align it to the top
+    # left, which is wrong as soon as there is older context.
+    mask = torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)  # [n, length]
     q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))  # [1, heads or kv_heads, n or length, ...]
-    mask = causal_mask(q.shape[2], keys.shape[2], q.device)
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)  # [1, heads, n, head_dim]
     return out[0].transpose(0, 1)

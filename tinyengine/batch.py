@@ -51,9 +51,8 @@ class Batch:
     @cached_property
     def tables(self) -> list[list[int] | range]:
         """The blocks of each request that this iteration reads."""
-        return [
-            request.table[: -(-length // self.block_size)] for (request, _), length in zip(self.plan, self.lengths)
-        ]
+        each = zip(self.plan, self.lengths)
+        return [request.table[: -(-length // self.block_size)] for (request, _), length in each]
 
     @cached_property
     def cu_seqlens_q(self) -> torch.Tensor:
@@ -81,10 +80,8 @@ class Batch:
 
 
 def flat(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
-    """Selective batching's stream: the requests' tokens one behind the other, nothing else (Orca, section 3.2).
-
-    `rows` is of no use here: a stream has as many rows as tokens.
-    """
+    """Selective batching's stream: the requests' tokens one behind the other, nothing else (Orca, section 3.2). It has
+    as many rows as tokens, whatever `rows` says."""
     starts = [0, *accumulate(n_tokens for _, n_tokens in plan)]
     return lay_out(plan, memory, starts[:-1], starts[-1], device)
 
@@ -105,7 +102,7 @@ def lay_out(plan: Plan, memory: Slots | Blocks, starts: list[int], size: int, de
         positions[start : start + n_tokens] = range(first, end)
         real += range(start, start + n_tokens)
         slot_mapping += memory.slots(request, first, end)
-        if end == len(request.tokens):  # it has caught up: its last row wants a token, and one row for each guess
+        if end == len(request.tokens):  # it has caught up: a token is wanted of its last row, and of `guesses` more
             for back in range(request.guesses, -1, -1):
                 wanted.append((request, end - back))
                 last.append(start + n_tokens - 1 - back)
@@ -113,15 +110,7 @@ def lay_out(plan: Plan, memory: Slots | Blocks, starts: list[int], size: int, de
     def long(numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=device)
 
-    return Batch(
-        plan=plan,
-        tokens=long(tokens),
-        positions=long(positions),
-        real=long(real) if len(real) < size else None,
-        slot_mapping=long(slot_mapping),
-        counts=[n_tokens for _, n_tokens in plan],
-        lengths=[request.computed + n_tokens for request, n_tokens in plan],
-        block_size=memory.block_size,
-        wanted=wanted,
-        last=long(last),
-    )
+    counts, lengths = [n_tokens for _, n_tokens in plan], [request.computed + n_tokens for request, n_tokens in plan]
+    rows = long(real) if len(real) < size else None
+    placed = long(tokens), long(positions), rows, long(slot_mapping)
+    return Batch(plan, *placed, counts, lengths, memory.block_size, wanted, long(last))

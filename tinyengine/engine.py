@@ -1,6 +1,5 @@
 """The loop: schedule, run the model, sample, commit. A stage is a row of `STAGES`; the loop is the same for all."""
 
-import heapq
 import itertools
 import random
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ import torch
 from tqdm.auto import tqdm
 
 from tinyengine import inputs
+from tinyengine.arrivals import Arrivals
 from tinyengine.attention import KVCache
 from tinyengine.batch import Batch
 from tinyengine.checks import check_fits
@@ -18,7 +18,7 @@ from tinyengine.guard import Guard, whole
 from tinyengine.inputs import Prompt
 from tinyengine.outputs import Output, Outputs, StreamedToken
 from tinyengine.qwen3 import Qwen3
-from tinyengine.request import Request, SamplingParams, Slo
+from tinyengine.request import SamplingParams, Slo
 from tinyengine.sampler import draw, sample
 from tinyengine.scheduler import Plan, Scheduler, Tokens
 from tinyengine.stages import STAGES, build
@@ -27,7 +27,7 @@ from tinyengine.trace import Iteration, Trace
 
 
 class Engine:
-    """Serves many requests with one model. One thread at a time may use it; a second one is refused with a RuntimeError.
+    """Serves many requests with one model, for one thread at a time: a second one is refused with a RuntimeError.
 
     model: from load_model. Its weights must stay as they are while it serves: K/V of the old ones would meet the new.
     stage: a row of STAGES. scheduler: a scheduler instance to use in place of the stage's own, with its own memory.
@@ -38,11 +38,10 @@ class Engine:
     trace: "full" records every iteration, a number the newest ones, None nothing.
     fast: False computes with exactly the code of this file and those that it imports, so that prints and hooks in it
         are called; True puts what tinyengine.fast has for this device in its place. The tokens are the same.
-    options: further ones of the stage (EXTRAS), such as num_slots=4096 with enable_prefix_caching=True, and, with fast,
-        of tinyengine.fast.accelerate.
+    options: further ones of the stage (tinyengine.extras) and, with fast, of tinyengine.fast.accelerate.
 
-    outputs: by request id; pop what you have read. A request id is free again when its output was popped and the trace
-    does not hold it. Raises ValueError for an unknown stage or option, or a number outside its limits.
+    outputs: by request id; pop what you have read. An id is free again when its output was popped and the trace does
+    not hold it. Raises ValueError for an unknown stage or option, or a number outside its limits.
     """
 
     def __init__(
@@ -62,10 +61,9 @@ class Engine:
         **options,
     ):
         inputs.check_engine(model, stage, scheduler, clock, trace, fast)
+        sizes = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        sizes |= dict(num_slots=inputs.check_sizes(model, num_slots, block_size, **sizes), block_size=block_size)
         extras, others = inputs.split_options(stage, options, scheduler, fast)
-        sizes = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, block_size=block_size)
-        sizes["num_slots"] = inputs.estimate_num_slots(model) if num_slots is None else num_slots
-        inputs.check_sizes(**sizes)
         self.model = model
         self.scheduler = build(stage, extras, **sizes) if scheduler is None else scheduler
         self.memory = self.scheduler.memory
@@ -78,9 +76,8 @@ class Engine:
         self.trace = Trace.of(stage, self.scheduler, keep={"full": None, None: 0}.get(trace, trace))
         self.guard = Guard()
         self.outputs = Outputs(self.scheduler, self.trace, self.guard, model.tokenizer)
-        self._future: list[tuple[float, int, Request]] = []  # a heap by arrival: not yet shown to the scheduler
-        self._numbers = itertools.count()
-        self._seeds = random.Random(seed)
+        self.arrivals = Arrivals()
+        self._names, self._seeds = itertools.count(), random.Random(seed)
         if fast and (room := inputs.accelerations()):
             room.accelerate(self, **others)
 
@@ -103,7 +100,7 @@ class Engine:
         """
         now = self.clock.now()
         if request_id is None:
-            request_id = next(name for n in self._numbers if not self.outputs.knows(name := f"r{n}"))
+            request_id = next(name for n in self._names if not self.outputs.knows(name := f"r{n}"))
         elif self.outputs.knows(request_id):
             raise ValueError(f"request_id {request_id!r} is taken: every request of an engine needs its own")
         arrival = now if arrival is None else arrival
@@ -112,7 +109,7 @@ class Engine:
         if request.params.temperature > 0 and request.params.seed is None:
             request.params = replace(request.params, seed=self._seeds.getrandbits(63))
         self.outputs.add(request, prompt if isinstance(prompt, str) else None)
-        heapq.heappush(self._future, (request.arrival, next(self._numbers), request))
+        self.arrivals.add(request)
         return request_id
 
     def has_unfinished(self) -> bool:
@@ -139,8 +136,7 @@ class Engine:
         return self.outputs.deliver()  # tokens become text
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Runs the model on a batch: the hidden states of the rows whose next token is wanted,
-        [len(batch.wanted), hidden]."""
+        """Runs the model: the hidden states of the rows whose next token is wanted, [len(batch.wanted), hidden]."""
         hidden = self.model(batch.tokens, batch.positions, self.attention(batch), self.operators)  # [R, hidden]
         return hidden[batch.last]
 
@@ -184,45 +180,35 @@ class Engine:
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Stream:
-        """The tokens of one or more prompts as they come. Closed early, its requests are aborted and their memory is
-        free; several streams, and other requests, may run side by side."""
+        """The tokens of one or more prompts as they come. Closed early, its requests are aborted."""
         return Stream(self, prompts, params)
 
     def _receive(self, now: float):
-        """Shows the scheduler every request whose time has come, in order of arrival, and the trace what an iteration
-        that came to nothing has changed."""
+        """Shows the scheduler each request whose time has come, and the trace what a failed iteration has changed."""
         self.outputs.sweep()
-        while self._future and self._future[0][0] <= now:
-            request = self._future[0][2]
-            if not request.finished:  # else it was aborted
-                self.scheduler.add(request)
-                output = self.outputs.open[request.request_id].output
-                self.trace.arrive(request, output.prompt)
-                self.trace.pieces[request.request_id] = output.pieces
-            heapq.heappop(self._future)
+        while (request := self.arrivals.first) and request.arrival <= now:
+            self.scheduler.add(request)
+            self.outputs.arrived(request)
+            self.arrivals.pop()
         self.trace.hold(self.memory.holders)
 
     def _record(self, plan: Plan, tokens: Tokens, batch: Batch, started: float) -> Iteration:
-        """The iteration as the trace will show it. The clock and the scheduler's own code are asked here, before
-        anything is committed."""
+        """The iteration as the trace will show it. Clock and scheduler are asked here, before anything is committed."""
         self.clock.iteration_done()
         duration, budget = self.clock.now() - started, self.scheduler.token_budget
         self.scheduler.observe(len(batch.tokens), duration)
-        times = dict(time=started, duration=duration)
-        return self.trace.iteration(plan, tokens, self.memory, padding=batch.padding, budget=budget, **times)
+        fields = dict(time=started, duration=duration, padding=batch.padding, budget=budget)
+        return self.trace.iteration(plan, tokens, self.memory, **fields)
 
     def _idle(self) -> list[StreamedToken]:
         """Waits for the next arrival. Raises RuntimeError where requests have arrived and none can run."""
-        while self._future and self._future[0][2].finished:
-            heapq.heappop(self._future)
-        later = sum(not request.finished for _, _, request in self._future)
-        if len(self.outputs.open) > later:
+        if stuck := len(self.outputs.open) - len(self.arrivals):
+            waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
             raise RuntimeError(
-                f"{type(self.scheduler).__name__}.schedule() planned nothing, with {len(self.scheduler.waiting)} "
-                f"requests waiting and {len(self.scheduler.running)} running, of {len(self.outputs.open) - later} that "
-                "have not ended: nothing could ever change that"
+                f"{type(self.scheduler).__name__}.schedule() planned nothing, with {waiting} requests waiting and "
+                f"{running} running, of {stuck} that have not ended: nothing could ever change that"
             )
-        if self._future:
+        if self.arrivals.first:
             with self.guard.window():
-                self.clock.wait_until(self._future[0][0])
+                self.clock.wait_until(self.arrivals.first.arrival)
         return self.outputs.deliver()

@@ -58,11 +58,13 @@ def accelerations():
     return import_module("tinyengine.fast") if find_spec("tinyengine.fast") else None
 
 
-def check_sizes(**sizes: int):
-    """Raises ValueError for a size that is not a whole number of at least 1."""
-    for name, size in sizes.items():
+def check_sizes(model: Qwen3, num_slots: int | None, block_size: int, **sizes: int) -> int:
+    """How many slots the arena has. Raises ValueError for a size that is not a whole number of at least 1."""
+    num_slots = estimate_num_slots(model) if num_slots is None else num_slots
+    for name, size in {**sizes, "num_slots": num_slots, "block_size": block_size}.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
+    return num_slots
 
 
 def encode(model: Qwen3, prompt: Prompt, request_id: str) -> list[int]:

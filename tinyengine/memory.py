@@ -1,25 +1,15 @@
 """Where K/V live: which request holds which slots of the arena. Numbers only: the tensors are in attention.KVCache."""
 
 from collections import deque
-from typing import NamedTuple
 
+from tinyengine.holding import Holders, Holding, as_ranges, merge
 from tinyengine.request import Request
 
-
-class Holding(NamedTuple):
-    """The K/V that one request holds: slot ranges [first, end) of the arena, and how many of those slots are filled."""
-
-    ranges: tuple[tuple[int, int], ...]
-    used: int
-
-    @property
-    def reserved(self) -> int:
-        return sum(end - first for first, end in self.ranges)
+__all__ = ["Blocks", "Holding", "Slots"]
 
 
-class Slots:
+class Slots(Holders):
     """An arena of `n_slots` K/V slots, reserved whole: prompt + max_tokens, from admission to the end.
-
     contiguous: a request gets one unbroken range, first fit, as an attention kernel that takes a base address needs it.
         Then the arena can have enough free slots in all, and no hole that is large enough (external fragmentation).
         False is the bare counter of Orca's Algorithm 1: any free slots will do, only their number matters.
@@ -32,10 +22,10 @@ class Slots:
     def __init__(self, n_slots: int, contiguous: bool = True):
         if n_slots < 1:
             raise ValueError(f"n_slots is {n_slots}, but an arena has at least 1 slot")
+        super().__init__()
         self.n_slots = n_slots
         self.contiguous = contiguous
         self.holes = [range(n_slots)]  # free ranges, by address, never touching each other
-        self.holders: dict[str, Request] = {}
 
     @classmethod
     def for_arena(cls, num_slots: int, block_size: int) -> "Slots":
@@ -66,19 +56,12 @@ class Slots:
         if self.holders.get(request.request_id) is not request:
             return
         del self.holders[request.request_id]
-        self.holes = _merge(self.holes + _as_ranges(request.table))
+        self.holes = merge(self.holes + as_ranges(request.table))
         request.table = []
 
     def slots(self, request: Request, first: int, end: int) -> range | list[int]:
         """The slots of the request's positions first .. end - 1; a range where they are one piece."""
         return request.table[first:end]
-
-    def holdings(self) -> dict[str, Holding]:
-        """Which request holds what now, by request id, in order of admission: the memory map of a trace."""
-        return {
-            key: Holding(tuple((part.start, part.stop) for part in _as_ranges(request.table)), request.computed)
-            for key, request in self.holders.items()
-        }
 
     def check(self):
         """Raises AssertionError unless every slot is either free or held by exactly one request."""
@@ -107,7 +90,7 @@ class Slots:
         self.holes[index : index + 1] = [rest] if rest else []
 
 
-class Blocks:
+class Blocks(Holders):
     """A pool of `n_blocks` blocks of `block_size` K/V slots, given out one by one as a request grows.
 
     A request's positions b * block_size .. (b + 1) * block_size - 1 live in block `table[b]`, wherever that is. So
@@ -124,11 +107,10 @@ class Blocks:
             raise ValueError(f"block_size is {block_size}, but must be a power of two, such as 1, 8 or 16")
         if n_blocks < 1:
             raise ValueError(f"n_blocks is {n_blocks}, but a pool has at least 1 block")
+        super().__init__()
         self.n_blocks = n_blocks
         self.block_size = block_size
         self.free = deque(range(n_blocks))
-        self.holders: dict[str, Request] = {}
-        self._ranges: dict[str, tuple[int, tuple]] = {}  # table length -> ranges, for holdings
 
     @classmethod
     def for_arena(cls, num_slots: int, block_size: int) -> "Blocks":
@@ -174,7 +156,6 @@ class Blocks:
         if self.holders.get(request.request_id) is not request:
             return
         del self.holders[request.request_id]
-        self._ranges.pop(request.request_id, None)
         blocks, request.table = request.table, []
         self._give_back(reversed(blocks))  # the end of a text is wanted again less often than its beginning
 
@@ -182,10 +163,6 @@ class Blocks:
         """The slots of the request's positions first .. end - 1."""
         table, size = request.table, self.block_size
         return [table[position // size] * size + position % size for position in range(first, end)]
-
-    def holdings(self) -> dict[str, Holding]:
-        """Which request holds what now, by request id, in order of admission."""
-        return {key: Holding(self._table_ranges(request), request.computed) for key, request in self.holders.items()}
 
     def check(self):
         """Raises AssertionError unless every block is either free or held by exactly one request."""
@@ -200,36 +177,3 @@ class Blocks:
 
     def _give_back(self, blocks):
         self.free.extend(blocks)
-
-    def _table_ranges(self, request: Request) -> tuple[tuple[int, int], ...]:
-        """A table only grows, so its ranges are made anew only when it has."""
-        length, ranges = self._ranges.get(request.request_id, (0, ()))
-        if length != len(request.table):
-            size = self.block_size
-            ranges = tuple((part.start * size, part.stop * size) for part in _as_ranges(request.table))
-            self._ranges[request.request_id] = len(request.table), ranges
-        return ranges
-
-
-def _as_ranges(table: range | list[int]) -> list[range]:
-    """The table as unbroken ranges, in its order."""
-    if isinstance(table, range):
-        return [table] if table else []
-    parts: list[range] = []
-    for slot in table:
-        if parts and parts[-1].stop == slot:
-            parts[-1] = range(parts[-1].start, slot + 1)
-        else:
-            parts.append(range(slot, slot + 1))
-    return parts
-
-
-def _merge(parts: list[range]) -> list[range]:
-    """Sorted by address, neighbours joined."""
-    merged: list[range] = []
-    for part in sorted(parts, key=lambda part: part.start):
-        if merged and merged[-1].stop == part.start:
-            merged[-1] = range(merged[-1].start, part.stop)
-        else:
-            merged.append(part)
-    return merged

@@ -1,5 +1,4 @@
-"""The row-wise arithmetic of the model, by torch. A stage brings its own (`operators` of its attention), so engines of
-different stages can share one model: nothing is left behind on the weights, and nothing of torch is replaced."""
+"""The row-wise arithmetic of the model, by torch. A stage brings its own: engines of different stages share a model."""
 
 import torch
 import torch.nn.functional as F

@@ -77,6 +77,12 @@ class Outputs(dict):
         self.open[request.request_id] = Open(request, output, detokenizer)
         self[request.request_id] = output
 
+    def arrived(self, request: Request):
+        """Tells the trace of it."""
+        output = self.open[request.request_id].output
+        self._trace.arrive(request, output.prompt)
+        self._trace.pieces[request.request_id] = output.pieces
+
     def put(self, tokens: list[Token]):
         """Takes what a commit gave."""
         self._committed.extend(tokens)

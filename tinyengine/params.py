@@ -1,4 +1,4 @@
-"""What a user asks for: how the tokens of a request are chosen, when it ends, and how fast they are to come. No torch."""
+"""What a user asks for: how tokens are chosen, when a request ends, how fast tokens are to come. No torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,8 @@ class SamplingParams:
     def __post_init__(self):
         stop = (self.stop,) if isinstance(self.stop, str) else as_tuple("stop", self.stop, "text or a list of texts")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", as_tuple("stop_token_ids", self.stop_token_ids, "a list of token ids"))
+        ids = as_tuple("stop_token_ids", self.stop_token_ids, "a list of token ids")
+        object.__setattr__(self, "stop_token_ids", ids)
         whole_number("max_tokens", self.max_tokens, at_least=1)
         whole_number("top_k", self.top_k, at_least=-1)
         if self.seed is not None:
@@ -77,4 +78,5 @@ class Slo:
 
 # interactive: a person reads along; standard: a person waits for the whole answer; batch: no one waits. The seconds are
 # this course's own round numbers.
-SLO_CLASSES = {"interactive": Slo(ttft=0.5, tbt=0.1), "standard": Slo(ttft=2.0, tbt=0.5), "batch": Slo()}
+NO_PROMISE = Slo()
+SLO_CLASSES = {"interactive": Slo(ttft=0.5, tbt=0.1), "standard": Slo(ttft=2.0, tbt=0.5), "batch": NO_PROMISE}

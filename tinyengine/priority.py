@@ -1,5 +1,6 @@
 """Urgent requests first: vLLM's priority scheduling, with deadlines."""
 
+from itertools import pairwise
 from math import inf
 
 from tinyengine.queue import Queue
@@ -47,7 +48,7 @@ class Prioritised:
     def _sort(self):
         self.running.sort(key=urgency)
         order = [urgency(request) for request in self.waiting]
-        if any(later < sooner for sooner, later in zip(order, order[1:])):
+        if any(later < sooner for sooner, later in pairwise(order)):
             self.waiting = Queue(sorted(self.waiting, key=urgency))
 
     def _share(self, request: Request, budget: int) -> int:

@@ -1,5 +1,4 @@
-"""Qwen3 on a flat stream of tokens. Every layer but attention treats its rows one by one, so nothing here knows how
-many requests there are: that is `attend`'s business.
+"""Qwen3 on a stream of tokens. All but attention treats rows one by one, so only `attend` knows of requests.
 
 Source: the Qwen3 technical report (arXiv 2505.09388); names and weights as in transformers' Qwen3ForCausalLM.
 """

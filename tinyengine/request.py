@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tinyengine.checks import check_fields
-from tinyengine.params import SLO_CLASSES, SamplingParams, Slo
+from tinyengine.params import NO_PROMISE, SLO_CLASSES, SamplingParams, Slo
 
 __all__ = ["SLO_CLASSES", "Request", "SamplingParams", "Slo"]
 
@@ -34,7 +34,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     eos_token_ids: tuple[int, ...] = ()
-    slo: Slo = Slo()
+    slo: Slo = NO_PROMISE
     tokens: list[int] = field(init=False)
     computed: int = field(init=False, default=0)
     guesses: int = field(init=False, default=0)

@@ -1,7 +1,7 @@
 """From logits to tokens, each request by its own parameters, all in one batch.
 
-Randomness has no state: the noise of a token is a hash of (seed, position, token id). So a request with a seed gets
-the same tokens alone, in any batch, in any row, and after a preemption.
+The noise of a token is a hash of (seed, position, token id). So a request with a seed gets the same tokens alone, in
+any batch, in any row, and after a preemption.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,9 @@ from collections.abc import Callable
 import torch
 
 from tinyengine.batch import Batch
+from tinyengine.noise import gumbel_noise
 from tinyengine.request import Request
 from tinyengine.scheduler import Tokens
-
-Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -24,7 +23,7 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     return (logits + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(-1)
 
 
-def sample(logits: torch.Tensor, batch: Batch, draw: Draw = draw) -> Tokens:
+def sample(logits: torch.Tensor, batch: Batch, draw: Callable = draw) -> Tokens:
     """logits [len(batch.wanted), vocab] -> what each request of the plan gets, as Scheduler.commit wants it."""
     chosen = iter(choose(logits, batch.wanted, draw).tolist())
     tokens = []
@@ -50,7 +49,7 @@ def accept(request: Request, chosen: list[int]) -> list[int]:
     return chosen[: place - len(request.tokens) + request.guesses]
 
 
-def choose(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Draw = draw) -> torch.Tensor:
+def choose(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callable = draw) -> torch.Tensor:
     """logits [n, vocab] of n rows -> their next tokens [n], long. wanted: as in a Batch."""
     if any(request.params.repetition_penalty != 1.0 for request, _ in wanted):
         logits = penalise(logits, wanted)
@@ -75,7 +74,7 @@ def penalise(logits: torch.Tensor, wanted: list[tuple[Request, int]]) -> torch.T
     return logits
 
 
-def _draw(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Draw) -> torch.Tensor:
+def _draw(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callable) -> torch.Tensor:
     """Samples each row from softmax(logits / temperature), cut to top_k and top_p: logits [n, vocab] -> [n]."""
     params, vocab = [request.params for request, _ in wanted], logits.shape[-1]
 
@@ -107,23 +106,3 @@ def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch
     # rank 0 always stays: rounding may put `before` at 1e-8 where top_p is smaller still
     ordered = ordered.masked_fill((before >= top_p) & (rank > 0), -torch.inf)
     return torch.empty_like(logits).scatter_(-1, index, ordered)
-
-
-def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Standard Gumbel noise for token ids 0 .. vocab - 1: seeds [n, 1], positions [n, 1] -> float32 [n, vocab].
-
-    A function of (seed, position, token id) and of nothing else.
-    """
-    low, high = seeds & 0xFFFFFFFF, seeds >> 32
-    state = _mix(_mix(_mix(low) ^ high) ^ positions)  # [n, 1]
-    bits = _mix(state ^ _mix(torch.arange(vocab, device=seeds.device)))  # [n, vocab]
-    uniform = ((bits >> 8).double() + 0.5) / 2**24  # strictly between 0 and 1
-    return (-(-uniform.log()).log()).float()
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The 32-bit finaliser of MurmurHash3, on int64 tensors: each input bit flips each output bit half of the time."""
-    x = (x + 0x9E3779B9) & 0xFFFFFFFF  # or 0 would stay 0
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-    return x ^ (x >> 16)

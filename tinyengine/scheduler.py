@@ -28,9 +28,7 @@ class Token(NamedTuple):
 class Scheduler:
     """What every scheduler shares: a queue, the running requests, and `commit`.
 
-    memory: which request holds which K/V slots.
-    max_num_seqs: most requests in a batch.
-
+    memory: which request holds which K/V slots. max_num_seqs: most requests in a batch.
     A subclass writes `schedule`. First come, first served goes by the order of `add`.
     Raises ValueError for a batch without room for a request.
     """
@@ -156,7 +154,7 @@ class Paged(Scheduler):
                 plan.append((request, request.gap))
             else:
                 self._preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
-        while len(self.waiting) <= queued and self._admit_next():  # a step that preempts admits no request
+        while len(self.waiting) <= queued and self._admit_next():  # a step that preempts admits none
             request = self.running[-1]
             self.memory.grow(request, len(request.tokens))
             plan.append((request, request.gap))
@@ -205,7 +203,7 @@ class Chunked(Paged):
                 budget -= n_tokens
             else:
                 self._preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
-        while len(self.waiting) <= queued and budget > 0 and self._admit_next():  # a step that preempts admits no request
+        while len(self.waiting) <= queued and budget > 0 and self._admit_next():  # a step that preempts admits none
             request = self.running[-1]
             n_tokens = min(request.gap, self._share(request, budget))
             self.memory.grow(request, request.computed + n_tokens)

@@ -8,7 +8,7 @@ from tinyengine.memory import Blocks
 
 
 @dataclass
-class Job:
+class Ask:
     """A request of a test. arrival: in iterations."""
 
     prompt: list[int] | str
@@ -38,15 +38,16 @@ class Alone:
         return next((tokens[: place + 1] for place, token in enumerate(tokens) if token in ends), tokens)
 
     def _draw(self, prompt: list[int], params: SamplingParams) -> list[int]:
-        engine = iteration_engine(self.model, "static", max_num_seqs=1, num_slots=len(prompt) + params.max_tokens)
+        sizes = dict(max_num_seqs=1, num_slots=len(prompt) + params.max_tokens)
+        engine = iteration_engine(self.model, "static", **sizes, fast=False)
         return engine.generate(prompt, params)[0].token_ids
 
 
-def serve(engine: Engine, jobs: list[Job]):
-    """Runs the jobs to their end and returns their outputs; the memory is looked at after every step."""
+def serve(engine: Engine, asks: list[Ask]):
+    """Runs the requests to their end and returns their outputs; the memory is looked at after every step."""
     ids = [
-        engine.add_request(job.prompt, job.params, arrival=job.arrival, priority=job.priority, slo=job.slo)
-        for job in jobs
+        engine.add_request(ask.prompt, ask.params, arrival=ask.arrival, priority=ask.priority, slo=ask.slo)
+        for ask in asks
     ]
     while engine.has_unfinished():
         engine.step()
@@ -62,11 +63,15 @@ def iteration_engine(model, stage: str, **options) -> Engine:
 def assert_nothing_left(engine: Engine):
     """No request, no memory, no detokenizer, no queue entry outlives its end."""
     engine.memory.check()
-    assert not engine.memory.holders
+    assert not (engine.memory.holders or engine.memory.holdings() or engine.memory._ranges)
     assert not engine.has_unfinished() and not engine.scheduler.has_unfinished()
-    assert not (engine._requests or engine._outputs or engine._detokenizers or engine._future or engine._undelivered)
-    assert not (engine.scheduler.waiting or engine.scheduler.running)
-    assert not (engine.trace._holders or engine.trace._reached)
+    outputs, trace = engine.outputs, engine.trace
+    assert not (outputs.open or outputs._committed or outputs._written or outputs._streamed or outputs._dropped)
+    assert not (len(engine.arrivals) or engine.scheduler.waiting or engine.scheduler.running)
+    assert not (trace._unfinished or trace._holders or trace._reached)
     if isinstance(engine.memory, Blocks):
-        assert not (engine.memory._chains or engine.memory._ranges)
+        assert not getattr(engine.memory, "_chains", None)
         assert len(engine.memory.free) == engine.memory.n_blocks
+
+
+Job = Ask
