@@ -170,6 +170,13 @@ def run(*args, **options) -> Trace:
     return engine.trace
 
 
+def cut(trace: Trace, count: int) -> Trace:
+    """The trace without its first `count` iterations, as one that forgets has them not."""
+    rest = Trace.from_json(trace.to_json())
+    rest._cut(count)
+    return rest
+
+
 def _tokens(request: Request, n_tokens: int, alphabet: int, chance: random.Random) -> int | list[int] | None:
     """What a model without any sense would answer: of a draft, some are right."""
     if n_tokens < request.gap:

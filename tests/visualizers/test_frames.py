@@ -8,7 +8,7 @@ import re
 from collections import Counter
 
 import pytest
-from helpers.traces import CHUNKS, busy, requests, run, sized, wander
+from helpers.traces import CHUNKS, busy, cut, requests, run, sized, wander, wild
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
 from visualizers import compare, frames, show
 from visualizers.captions import label
-from visualizers.figures import KINDS, axis_top, composition, figures, lists, waiting
+from visualizers.figures import KINDS, axis_top, composition, figures, lists, lives, waiting
 from visualizers.memory_map import MemoryMap
 from visualizers.player import VIEWS
 
@@ -153,6 +153,34 @@ def test_a_request_aborted_before_it_arrived():
     assert data["requests"] == [["never here", "never here"]]
 
 
+def test_a_trace_that_forgets_shows_what_its_requests_had_before():
+    trace = cut(CHUNKS, 3)  # r0 has had 2 tokens by then, r1 as many, r2 none
+    engine = engine_of(trace)
+    assert engine["forgotten"] == 3 and engine["earlier"] == {0: [2, 1.0], 1: [2, 1.0]}
+    assert engine["captions"][0].startswith("iteration 1: 3 iterations before it forgotten; r0 admitted into batch ")
+    came = [(life.came, life.first) for life in lives(engine)]
+    assert came == [([-1, -1, 0], None), ([-1, -1, 0, 2], None), ([1, 2], 1)]
+    right = {"r0": [70, 72, 74], "r1": [71, 99, 75, 78], "gone": [1]}
+    data = frames.build({"it": trace}, right)
+    assert data["engines"][0]["diverged"] == {1: [3, 78, None]}  # number 2 is forgotten: it may be right or wrong
+    assert show(trace, expected=right).data["engines"][0]["diverged"] == {1: [3, 78, None]}
+    assert frames.build({"it": trace}, CHUNKS)["engines"][0]["diverged"] == {}
+
+
+def test_a_long_queue_is_sent_as_its_changes():
+    trace = Trace("", 1)
+    for number in range(3000):
+        name = f"r{number}"
+        trace.requests[name] = RequestRecord(name, 1, 1, 0.0)
+        trace.events.append(Event(0, "arrive", name))
+    for number in range(200):
+        trace.events += [Event(number, "admit", f"r{number}"), Event(number, "finish", f"r{number}")]
+        trace.iterations.append(Iteration(float(number), 1.0, (Span(f"r{number}", 0, 1, (5,)),)))
+    engine = engine_of(trace)
+    assert sum(len(gone) + len(come) for _, gone, come in engine["waiting"]) == 2999 + 199
+    assert figures(engine, 150)["waiting"] == 3000 - 151
+
+
 def test_a_wrong_number_or_kind_of_traces_is_refused_with_a_sentence():
     with pytest.raises(ValueError, match="1 to 6 traces, but 0 were given"):
         compare()
@@ -201,7 +229,7 @@ def test_engines_side_by_side_have_one_scale():
 def traces(draw) -> Trace:
     names = draw(st.lists(st.text(min_size=0, max_size=6), unique=True, max_size=8))
     slots, count, seed = draw(st.integers(1, 4)), draw(st.integers(0, 25)), draw(st.integers(0, 10**6))
-    return wander(names, slots, count, random.Random(seed))
+    return cut(wander(names, slots, count, random.Random(seed)), draw(st.integers(0, count)))
 
 
 def assert_tells_the_truth(trace: Trace):
@@ -360,8 +388,10 @@ def test_a_file_that_cannot_be_made_is_refused_with_a_sentence(tmp_path, write):
         wander(["only"], 1, 30, random.Random(1)),
         wander([f"request {n}" for n in range(500)], 64, 60, random.Random(2)),
         wander(["</script>", "<b>", "$x_1$", "猫🐈", "\u202e", "\x00", "\ud800"], 3, 40, random.Random(3)),
+        wild(5, keep=8).trace,
+        wild(8, keep=1).trace,
     ],
-    ids=["empty", "no iterations", "one slot", "500 requests", "odd names"],
+    ids=["empty", "no iterations", "one slot", "500 requests", "odd names", "the last iterations", "the last one"],
 )
 def test_extremes(trace, tmp_path):
     assert_tells_the_truth(trace)

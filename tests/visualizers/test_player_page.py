@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from helpers.traces import CHUNKS, busy, requests, run, sized, wander
+from helpers.traces import CHUNKS, busy, cut, requests, run, sized, wander
 
 from tinyengine.memory import Slots
 from tinyengine.metrics import token_times
@@ -453,6 +453,30 @@ def test_the_text_grows_with_the_playhead_and_the_first_wrong_token_is_marked(op
     assert page.locator('.te-said[data-request="0"] .te-state').inner_text() == "3 tokens, finished"
 
 
+def test_a_trace_that_forgets_shows_the_text_that_it_had_before(open_page):
+    page = open_page(show(cut(CHUNKS, 3), views=["text"], expected={"r1": [71, 73, 75, 78]}))
+    said = lambda name: page.locator(f'.te-said[data-request="{name}"] .te-text').inner_text()  # noqa: E731
+    seek(page, 0)
+    assert said(0).replace(" ", "") == "Paris</script>." and said(1) == "abc" and said(2) == ""
+    seek(page, 2)
+    assert page.locator('.te-said[data-request="1"] .te-state').inner_text() == "4 tokens, finished"
+    assert page.locator(".te-verdict").inner_text() .startswith("first wrong token: number 4, ")
+
+
+def test_the_queue_of_any_iteration_is_that_of_the_trace(open_page):
+    """Not all of them are kept in the page."""
+    trace = run(Orca, requests(200, 4, 8), 2)
+    page = open_page(show(trace))
+    index = {request.request_id: n for n, request in enumerate(trace.requests.values())}
+    queues = [[index[request_id] for request_id in queue] for queue in trace.queues()]
+    assert len({tuple(queue) for queue in queues}) > 150
+    shown = page.locator(".te-player").evaluate(
+        "(root, places) => places.map(i => root.player.engines[0].queue(i))",
+        places := [*range(len(queues)), *random.Random(1).sample(range(len(queues)), 50), 0],
+    )
+    assert shown == [queues[place] for place in places]
+
+
 def test_the_answers_stand_behind_their_prompts(open_page):
     records = {"a": RequestRecord("a", 3, 1, 0.0, prompt="<|user|>2 + 2?<|assistant|>")}
     records["b"] = RequestRecord("b", 3, 1, 0.0, prompt="x" * 99)
@@ -562,7 +586,7 @@ def test_following_dims_the_others_in_every_view(open_page):
     assert page.locator(".te-said:not(.te-faint)").count() == 1
 
 
-@pytest.mark.parametrize("trace", [CHUNKS, *list(TRACES.values())[2:5], Trace("", 3)])
+@pytest.mark.parametrize("trace", [CHUNKS, *list(TRACES.values())[2:5], Trace("", 3), cut(BUSY, 9), cut(CHUNKS, 6)])
 def test_all_views_of_any_trace_at_every_iteration(open_page, trace):
     page = open_page(show(trace, views=ALL), width=420)
     page.get_by_test_id("clock").select_option("time")
