@@ -7,6 +7,7 @@ from helpers.batches import placed
 from tinyengine.batch import flat, rectangle
 from tinyengine.memory import Blocks, Slots
 from tinyengine.request import Request, SamplingParams
+from tinyengine.sampler import sample
 
 CPU = torch.device("cpu")
 
@@ -23,8 +24,12 @@ def by_hand():
     ]
 
 
+def wanted(batch) -> list[tuple[str, int]]:
+    return [(request.request_id, length) for request, length in batch.wanted]
+
+
 def test_a_flat_batch_by_hand():
-    batch = flat(by_hand(), Blocks(10, 4), 99, CPU)
+    batch = flat(by_hand(), Blocks(10, 4), 99, CPU)  # a stream has as many rows as tokens
     assert batch.tokens.tolist() == [10, 11, 12, 13, 14, 23, 24, 25, 33, 40, 41, 52, 53, 54]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 3, 0, 1, 2, 3, 4]
     assert batch.slot_mapping.tolist() == [28, 29, 30, 31, 8, 3, 36, 37, 23, 32, 33, 14, 15, 24]
@@ -33,8 +38,7 @@ def test_a_flat_batch_by_hand():
     # only as many blocks as the keys take: "first chunk" has two, and fills but one
     assert batch.block_table.tolist() == [[7, 2], [0, 9], [5, 0], [8, 0], [3, 6]]
     assert batch.last.tolist() == [4, 7, 8, 11, 12, 13]
-    assert batch.due == [0, 1, 2, 4, 4, 4] and batch.guessed == [0, 0, 0, 0, 1, 2]
-    assert [request.request_id for request in batch.due_requests] == ["whole", "last chunk", "decode", *["guesses"] * 3]
+    assert wanted(batch) == [("whole", 5), ("last chunk", 6), ("decode", 4), *[("guesses", n) for n in (3, 4, 5)]]
     assert batch.real is None and batch.padding == 0 and batch.block_size == 4
     for ints in (batch.cu_seqlens_q, batch.seqused_k, batch.block_table):
         assert ints.dtype == torch.int32
@@ -48,13 +52,13 @@ def test_a_rectangle_by_hand():
     assert batch.positions.view(5, 3).tolist() == [[3, 4, 5], [3, 0, 0], [0, 1, 0], [2, 3, 4], [0, 0, 0]]
     assert batch.real.tolist() == [0, 1, 2, 3, 6, 7, 9, 10, 11] and batch.padding == 6
     assert batch.slot_mapping.tolist() == [3, 36, 37, 23, 32, 33, 14, 15, 24]
-    assert batch.last.tolist() == [2, 3, 9, 10, 11] and batch.due == [0, 1, 3, 3, 3]
-    assert batch.guessed == [0, 0, 0, 1, 2]
+    assert batch.last.tolist() == [2, 3, 9, 10, 11]
+    assert wanted(batch) == [("last chunk", 6), ("decode", 4), *[("guesses", n) for n in (3, 4, 5)]]
 
 
-def test_a_batch_of_first_chunks_owes_nobody_a_token():
+def test_no_token_is_wanted_of_a_first_chunk():
     batch = flat(by_hand()[3:4], Blocks(10, 4), 1, CPU)
-    assert batch.due == batch.guessed == batch.last.tolist() == [] and batch.per_plan([]) == [None]
+    assert batch.wanted == batch.last.tolist() == [] and sample(torch.empty(0, 60), batch) == [None]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,8 @@ def test_a_batch_of_first_chunks_owes_nobody_a_token():
 )
 def test_chosen_tokens_go_back_to_their_requests(chosen, kept):
     batch = flat(by_hand(), Blocks(10, 4), 5, CPU)
-    assert batch.per_plan([1, 2, 3, *chosen]) == [1, 2, 3, None, kept]
+    logits = torch.nn.functional.one_hot(torch.tensor([1, 2, 3, *chosen]), 60).float()
+    assert sample(logits, batch) == [1, 2, 3, None, kept]
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -73,10 +78,10 @@ def test_the_slots_of_a_request_are_those_of_its_positions(index):
     assert batch.slots(index).tolist() == memory.slots(plan[index][0], 0, batch.lengths[index])
 
 
-def test_slots_in_one_piece_are_a_slice():
+def test_a_reservation_is_a_table_of_blocks_of_one():
     memory, request = Slots(20), Request("r", [1, 2, 3], SamplingParams(max_tokens=2))
     memory.reserve(Request("before", [1], SamplingParams(max_tokens=3)))
     memory.reserve(request)
     batch = flat([(request, 3)], memory, 1, CPU)
-    assert batch.slots(0) == slice(4, 7) and batch.slot_mapping.tolist() == [4, 5, 6]
+    assert batch.slots(0).tolist() == batch.slot_mapping.tolist() == [4, 5, 6]
     assert batch.block_table.tolist() == [[4, 5, 6]] and batch.block_size == 1

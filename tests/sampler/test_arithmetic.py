@@ -24,13 +24,18 @@ def request(prompt=(1, 2, 3), output=(), **params) -> Request:
     return made
 
 
-def logits_of(seed: int, rows: int = 1, vocab: int = VOCAB, scale: float = 3.0) -> torch.Tensor:
-    return scale * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+def rows(requests: list[Request]) -> list[tuple[Request, int]]:
+    """Each wants its next token, as a Batch has it."""
+    return [(request, len(request.tokens)) for request in requests]
+
+
+def logits_of(seed: int, n: int = 1, vocab: int = VOCAB, scale: float = 3.0) -> torch.Tensor:
+    return scale * torch.randn(n, vocab, generator=torch.Generator().manual_seed(seed))
 
 
 def frequencies(logits: torch.Tensor, draws: int = 4000, **params) -> torch.Tensor:
     """How often each token comes out of `logits` [1, vocab], over seeds."""
-    drawn = choose(logits.expand(draws, -1), [request(seed=seed, **params) for seed in range(draws)])
+    drawn = choose(logits.expand(draws, -1), rows([request(seed=seed, **params) for seed in range(draws)]))
     return torch.bincount(drawn, minlength=logits.shape[-1]).double() / draws
 
 
@@ -44,18 +49,18 @@ def chi_square(observed: torch.Tensor, expected: torch.Tensor, draws: int) -> tu
 
 
 def test_temperature_zero_takes_the_likeliest_and_of_equals_the_first():
-    logits = logits_of(0, rows=8)
+    logits = logits_of(0, n=8)
     logits[3, [7, 40]] = 99.0
-    tokens = choose(logits, [request() for _ in range(8)])
+    tokens = choose(logits, rows([request()] * 8))
     assert tokens.tolist() == logits.argmax(-1).tolist()
     assert tokens[3] == 7
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 1e-45, 1e-300, 5e-324])
 def test_a_tiny_temperature_is_greedy_and_never_nan(temperature):
-    logits = logits_of(1, rows=6)
+    logits = logits_of(1, n=6)
     for top_p in (1.0, 0.5):
-        tokens = choose(logits, [request(temperature=temperature, top_p=top_p, seed=seed) for seed in range(6)])
+        tokens = choose(logits, rows([request(temperature=temperature, top_p=top_p, seed=seed) for seed in range(6)]))
         assert tokens.tolist() == logits.argmax(-1).tolist()
 
 
@@ -80,7 +85,7 @@ def test_the_positions_of_one_seed_draw_as_if_unrelated():
     """One seed, many positions: single tokens and neighbouring pairs both follow the distribution."""
     logits, draws = torch.tensor([[0.0, 0.5, 1.0, 1.5]]), 2500
     requests = [request(prompt=[0] * (position + 1), temperature=1.0, seed=77) for position in range(draws)]
-    drawn = choose(logits.expand(draws, -1), requests)
+    drawn = choose(logits.expand(draws, -1), rows(requests))
     share = logits.double().softmax(-1)[0]
     pairs = torch.bincount(drawn[:-1] * 4 + drawn[1:], minlength=16).double() / (draws - 1)
     for observed, expected in (
@@ -102,8 +107,9 @@ def test_gumbel_noise_is_gumbel_and_always_finite():
 @pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 2**62, 2**63 - 1])
 def test_every_bit_of_a_seed_counts(seed):
     others = [seed ^ (1 << bit) for bit in range(0, 63, 7)]
-    rows = gumbel_noise(torch.tensor([[value] for value in [seed, *others]]), torch.zeros(1 + len(others), 1).long(), 8)
-    assert rows.isfinite().all() and len({tuple(row) for row in rows.tolist()}) == len(rows)
+    seeds = torch.tensor([[value] for value in [seed, *others]])
+    noise = gumbel_noise(seeds, torch.zeros_like(seeds), 8)
+    assert noise.isfinite().all() and len({tuple(row) for row in noise.tolist()}) == len(noise)
 
 
 # ---- top_k and top_p -----------------------------------------------------------------------------------------------
@@ -180,7 +186,7 @@ def test_a_request_without_limits_draws_from_everything_beside_one_with_limits(m
     assert not cut(logits[:1], torch.tensor([[VOCAB]]), torch.tensor([[1.0]])).isfinite().all(), "no such case"
     results = []
     monkeypatch.setattr(sampler, "cut", lambda *args: results.append(cut(*args)) or results[-1])
-    choose(logits, [request(temperature=1.0), request(temperature=1.0, top_p=0.5)])
+    choose(logits, rows([request(temperature=1.0), request(temperature=1.0, top_p=0.5)]))
     assert results[0][0].isfinite().all() and not results[0][1].isfinite().all()
 
 
@@ -190,9 +196,21 @@ def test_a_request_without_limits_draws_from_everything_beside_one_with_limits(m
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 10.0])
 def test_repetition_penalty_is_that_of_transformers(penalty, dtype):
-    logits, seen = logits_of(6, rows=2).to(dtype), [[3, 9, 3, 17], [0, 49, 5, 5]]
+    logits, seen = logits_of(6, n=2).to(dtype), [[3, 9, 3, 17], [0, 49, 5, 5]]
     requests = [request(prompt=s[:2], output=s[2:], repetition_penalty=penalty) for s in seen]
     expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor(seen), logits.to(torch.float32, copy=True))
     before = logits.clone()
-    assert penalise(logits, requests, seen).equal(expected)
+    assert penalise(logits, rows(requests)).equal(expected)
     assert logits.equal(before), "the model's logits were changed in place"
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_row_before_the_end_of_the_text_knows_only_what_stands_before_it(length):
+    """A row behind a guess, or before one: penalty and noise are those of a text that ends there."""
+    text, logits = [3, 9, 3, 17], logits_of(7)
+    whole, part = (request(prompt=tokens, repetition_penalty=1.5) for tokens in (text, text[:length]))
+    assert penalise(logits, [(whole, length)]).equal(penalise(logits, rows([part])))
+    drawn = [request(prompt=text, temperature=3.0, seed=seed) for seed in range(40)]
+    alone = [request(prompt=text[:length], temperature=3.0, seed=seed) for seed in range(40)]
+    wanted = [(one, length) for one in drawn]
+    assert choose(logits.expand(40, -1), wanted).equal(choose(logits.expand(40, -1), rows(alone)))
