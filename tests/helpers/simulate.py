@@ -2,6 +2,8 @@
 
 from hypothesis import strategies as st
 
+from tinyengine.ablation import Ablated
+from tinyengine.extras import assemble
 from tinyengine.memory import Blocks, Slots
 from tinyengine.scheduler import Chunked, Orca, Paged, Static
 from tinyengine.simulate import Job, Roofline, Simulator
@@ -17,19 +19,27 @@ def roofline(gpu: Gpu = GPU, pp: int = 1, host: float = 0.0) -> Roofline:
     return Roofline(gpu, SHAPE, pp=pp, mfu=0.5, bandwidth=0.5, tile=4, host=host)
 
 
+def chunked(slots: int, seqs: int, most: int, **options) -> Chunked:
+    sizes = {"num_slots": slots, "block_size": 4, "max_num_seqs": seqs, "max_num_batched_tokens": most}
+    return assemble(Chunked, Blocks, options, **sizes)
+
+
 SCHEDULERS = {
     "static": lambda slots, seqs: Static(Slots(slots), seqs),
     "orca": lambda slots, seqs: Orca(Slots(slots), seqs),
     "counter": lambda slots, seqs: Orca(Slots(slots, contiguous=False), seqs),
     "paged": lambda slots, seqs: Paged(Blocks.for_arena(slots, 4), seqs),
-    "chunked": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 7),
-    "wide": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 40),
-    "priority": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 16, policy="priority"),
-    "priority, few": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 3, policy="priority"),
-    "first chunk": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 7, admit_first_chunk=True),
-    "hybrid only": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 12, chunking=False),
-    "chunked only": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 12, mixing=False),
-    "chunked only, few": lambda slots, seqs: Chunked(Blocks.for_arena(slots, 4), seqs, 3, mixing=False),
+    "chunked": lambda slots, seqs: chunked(slots, seqs, 7),
+    "wide": lambda slots, seqs: chunked(slots, seqs, 40),
+    "priority": lambda slots, seqs: chunked(slots, seqs, 16, policy="priority"),
+    "priority, few": lambda slots, seqs: chunked(slots, seqs, 3, policy="priority"),
+    "priority, chunked only": lambda slots, seqs: chunked(slots, seqs, 12, policy="priority", mixing=False),
+    "priority, hybrid only": lambda slots, seqs: chunked(slots, seqs, 12, policy="priority", chunking=False),
+    "fcfs and no budget": lambda slots, seqs: chunked(slots, seqs, 7, policy="fcfs", budget=None, mixing=True),
+    "first chunk": lambda slots, seqs: chunked(slots, seqs, 7, admit_first_chunk=True),
+    "hybrid only": lambda slots, seqs: Ablated(Blocks.for_arena(slots, 4), seqs, 12, chunking=False),
+    "chunked only": lambda slots, seqs: Ablated(Blocks.for_arena(slots, 4), seqs, 12, mixing=False),
+    "chunked only, few": lambda slots, seqs: Ablated(Blocks.for_arena(slots, 4), seqs, 3, mixing=False),
     "prefill first": lambda slots, seqs: PrefillFirst(Blocks.for_arena(slots, 4), seqs, 24, watermark=0.05),
     "prefill first, few": lambda slots, seqs: PrefillFirst(Blocks.for_arena(slots, 4), seqs, 2, watermark=0.05),
     "prefill first, no limit": lambda slots, seqs: PrefillFirst(Blocks.for_arena(slots, 4), seqs, watermark=0.0),

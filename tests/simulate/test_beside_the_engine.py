@@ -19,7 +19,7 @@ JOBS = [Job(n // 3 * 2.0, 3 + 7 * n % 40, 1 + 5 * n % 13) for n in range(14)]
 def without_tokens(trace: Trace) -> Trace:
     """Token ids are the model's; padding is the attention's; texts are of no size."""
     for place, iteration in enumerate(trace.iterations):
-        spans = tuple(replace(span, tokens=(0,) * len(span.tokens)) for span in iteration.spans)
+        spans = tuple(span._replace(tokens=(0,) * len(span.tokens)) for span in iteration.spans)
         trace.iterations[place] = replace(iteration, spans=spans, padding=0)
     trace.requests = {key: replace(record, prompt=None) for key, record in trace.requests.items()}
     trace.pieces = {}

@@ -6,14 +6,17 @@ from dataclasses import replace
 import pytest
 from helpers.simulate import SCHEDULERS, roofline
 
-from tinyengine.budget import SIZES, AdaptiveBudget, Line
+from tinyengine.budget import Adaptive, AdaptiveBudget, Line
+from tinyengine.extras import compose
 from tinyengine.memory import Blocks, Slots
+from tinyengine.prefix_cache import CachedBlocks
 from tinyengine.request import Slo
 from tinyengine.scheduler import Chunked, Orca, Paged
 from tinyengine.simulate import GPUS, MODELS, Job, Roofline, Simulator, Unit, simulate
 from tinyengine.simulate.cost import chunk
 from tinyengine.simulate.report import Histogram
 from tinyengine.simulate.schedulers import PrefillFirst
+from tinyengine.speculate import Speculative
 from tinyengine.workload import stream
 
 
@@ -68,13 +71,13 @@ def test_prefill_first_refuses_what_only_fits_without_the_watermark():
 def test_a_budget_that_follows_the_clock_keeps_its_promise():
     """It hears the simulated time of each iteration, so nothing is jumped; a fixed budget breaks the promise."""
     cost, promise = Roofline(GPUS["a100-pcie"], MODELS["mistral-7b"]), 0.03
-    line = Line.fit([(size, cost.seconds(chunk(0, size))) for size in SIZES])
+    line = Line.fit([(size, cost.seconds(chunk(0, size))) for size in (16, 64, 256, 1024)])
     gaps = {}
     for budget in (None, AdaptiveBudget(line, promise)):
         reports = [
             simulate(
                 stream(rate=1.0, requests=60),
-                Chunked(Blocks.for_arena(400_000, 16), 64, 2048, budget=deepcopy(budget)),
+                compose(Adaptive, Chunked)(Blocks.for_arena(400_000, 16), 64, 2048, budget=deepcopy(budget)),
                 cost,
                 jump=jump,
             )
@@ -108,9 +111,9 @@ def test_settings_that_cannot_be_simulated_are_refused():
     with pytest.raises(ValueError, match="2 schedulers, but the pipeline has 1"):
         Simulator([Orca(Slots(64))] * 2, Unit())
     with pytest.raises(ValueError, match="num_speculative_tokens"):
-        Simulator(Paged(Blocks(8), 2, num_speculative_tokens=2), Unit())
+        Simulator(compose(Speculative, Paged)(Blocks(8), 2, num_speculative_tokens=2), Unit())
     with pytest.raises(ValueError, match="enable_prefix_caching"):
-        Simulator(Paged(Blocks(8, enable_prefix_caching=True), 2), Unit())
+        Simulator(Paged(CachedBlocks(8), 2), Unit())
 
 
 def test_a_scheduler_that_plans_nothing_for_ever_is_an_error():

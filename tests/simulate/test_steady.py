@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinyengine.extras import compose
 from tinyengine.memory import Blocks
+from tinyengine.priority import Prioritised
 from tinyengine.scheduler import Chunked
 from tinyengine.simulate.executor import SimulatedRequest
 from tinyengine.simulate.steady import Steady
@@ -14,9 +16,10 @@ from tinyengine.workload import Job
 
 def decoding(policy: str, blocks: int = 60) -> Chunked:
     """Five requests with their first token, got at time 1; the first in the batch came last, where priority counts."""
-    scheduler = Chunked(Blocks(blocks, 4), max_num_seqs=5, max_num_batched_tokens=40, policy=policy)
+    kind = compose(Prioritised, Chunked)
+    scheduler = kind(Blocks(blocks, 4), max_num_seqs=5, max_num_batched_tokens=40, policy=policy)
     for index in range(5):
-        scheduler.add(SimulatedRequest(f"r{index}", Job(0.0, 3 + index, 9 + 5 * index, priority=-index)))
+        scheduler.add(SimulatedRequest(f"r{index}", Job(0.0, 3 + index, 9 + 5 * index, priority=-index), index))
     step(scheduler, 1.0)
     return scheduler
 
@@ -58,7 +61,7 @@ def test_who_is_taken_back_is_as_if_it_had_been_stepped(policy, gaps):
         steady.advance(1, float(gap))
     assert steady.size + len(lazy.running) == len(stepped.running)
     thief = SimulatedRequest("thief", Job(0.0, 4 * (len(lazy.memory.free) - steady.owed), 1))
-    assert lazy.memory.admit(thief, 4) == 0 and lazy.memory.grow(thief, thief.num_prompt_tokens)
+    assert lazy.memory.admit(thief) and lazy.memory.grow(thief, thief.num_prompt_tokens)
     steady.exchange(now)  # blocks are short, so everybody is back
     assert steady.size == steady.contexts == steady.owed == 0
     assert state(lazy) == state(stepped)

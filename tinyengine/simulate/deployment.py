@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from tinyengine.ablation import Ablated
 from tinyengine.memory import Blocks
 from tinyengine.scheduler import Chunked, Orca, Paged, Scheduler, Static
 from tinyengine.simulate.catalogue import GPUS, MODELS, kv_slots, lookup
@@ -40,8 +41,8 @@ SCHEDULERS: dict[str, Callable[[Limits], Scheduler]] = {
     "orca-oracle": lambda at: Orca(at.reserved("oracle"), at.max_num_seqs),
     "paged": lambda at: Paged(at.blocks(), at.max_num_seqs),
     "vllm-v0": lambda at: PrefillFirst(at.blocks(), at.max_num_seqs, at.longest),
-    "hybrid-only": lambda at: Chunked(at.blocks(), at.max_num_seqs, at.token_budget, chunking=False),
-    "chunked-only": lambda at: Chunked(at.blocks(), at.max_num_seqs, at.token_budget, mixing=False),
+    "hybrid-only": lambda at: Ablated(at.blocks(), at.max_num_seqs, at.token_budget, chunking=False),
+    "chunked-only": lambda at: Ablated(at.blocks(), at.max_num_seqs, at.token_budget, mixing=False),
     "chunked": lambda at: Chunked(at.blocks(), at.max_num_seqs, at.token_budget),
 }
 

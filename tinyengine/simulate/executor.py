@@ -5,12 +5,14 @@ from functools import lru_cache
 from math import inf
 
 from tinyengine.memory import Blocks, Holding, Slots
+from tinyengine.prefix_cache import CachedBlocks
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Plan, Scheduler, Token
 from tinyengine.simulate.cost import Cost, Load
 from tinyengine.simulate.report import Report
 from tinyengine.simulate.steady import Steady
 from tinyengine.simulate.stretch import is_deaf, repeat, repeats
+from tinyengine.speculate import Speculative
 from tinyengine.trace import Trace
 from tinyengine.workload import Job
 
@@ -18,37 +20,31 @@ from tinyengine.workload import Job
 class SimulatedRequest(Request):
     """A request of which only the sizes are known: every token is 0. It remembers when what happened to it.
 
-    began: the start of the first iteration that had it. first, last: when its first and its newest token came.
-    worst_gap: between two of its tokens.
+    number: how many came before it. began: the start of the first iteration that had it. first, last: when its first
+    and its newest token came. worst_gap: between two of its tokens.
     """
 
     max_slots = 0  # a number here, not a sum made anew
 
-    def __init__(self, request_id: str, job: Job):
+    def __init__(self, request_id: str, job: Job, number: int = 0):
         arrival, prompt, output, priority, slo = job
         if prompt < 1 or output < 1:
             raise ValueError(f"request {request_id!r} has {prompt} + {output} tokens, but at least 1 + 1 are needed")
-        self.request_id = request_id
-        self.prompt_token_ids = range(prompt)
-        self.params = _params(output)
-        self.arrival = arrival
-        self.priority = priority
-        self.slo = slo
-        self.eos_token_ids = ()
-        self.tokens = [0] * prompt
-        self.computed = 0
-        self.guesses = 0
-        self.table = []
-        self.finish_reason = None
+        super().__init__(request_id, range(prompt), _params(output), arrival, priority, slo=slo)
         self.max_slots = prompt + output
+        self.number = number
         self.began: float | None = None
         self.first: float | None = None
         self.last = 0.0
         self.worst_gap = 0.0
 
-    def reason_to_finish(self, new=()) -> str | None:
+    def __post_init__(self):
+        """A job's sizes need no check of each token, as the prompt of a user does."""
+        self.tokens = [0] * len(self.prompt_token_ids)
+
+    def reason_to_finish(self, length: int | None = None) -> str | None:
         """ "length", or None: there is no token 0 that ends a request sooner."""
-        return "length" if len(self.tokens) + len(new) >= self.max_slots else None
+        return "length" if (len(self.tokens) if length is None else length) >= self.max_slots else None
 
     @property
     def is_good(self) -> bool:
@@ -69,9 +65,9 @@ class Lane:
     """
 
     def __init__(self, scheduler: Scheduler, set_aside: bool):
-        if getattr(scheduler, "num_speculative_tokens", 0):
+        if isinstance(scheduler, Speculative) and scheduler.num_speculative_tokens:
             raise ValueError("num_speculative_tokens is set, but simulated tokens cannot be guessed: leave it at 0")
-        if getattr(scheduler.memory, "enable_prefix_caching", False):
+        if isinstance(scheduler.memory, CachedBlocks):
             raise ValueError("enable_prefix_caching is True, but simulated prompts have no tokens to share")
         self.scheduler = scheduler
         self.steady = Steady(scheduler, set_aside)
@@ -268,7 +264,8 @@ class Simulator:
         """Gives every job whose time has come to the lane with the fewest unfinished requests."""
         while self._next is not None and self._next.arrival <= now:
             job = self._next
-            request = SimulatedRequest(self.name(self.report.requests), job)
+            number = self.report.requests
+            request = SimulatedRequest(self.name(number), job, number)
             if not any(lane.unfinished for lane in self.lanes):
                 self._awake = job.arrival
             lane = min(self.lanes, key=lambda lane: lane.unfinished) if len(self.lanes) > 1 else self.lanes[0]

@@ -1,14 +1,14 @@
 """Stretches: iterations that a scheduler would plan alike. A simulator may take them at once, with the same result.
 
-Which plans repeat is read off a scheduler's public state, for the schedulers named here and no others: a class of one's
-own is simulated iteration by iteration.
+Which plans repeat is read off a scheduler's public state, for the schedulers that are known (schedulers.KNOWN): a class
+of one's own is simulated iteration by iteration.
 """
 
 from math import inf
 
 from tinyengine.memory import Blocks
-from tinyengine.scheduler import POLICIES, Chunked, Orca, Paged, Plan, Scheduler, Static
-from tinyengine.simulate.schedulers import PrefillFirst
+from tinyengine.scheduler import Chunked, Orca, Plan, Scheduler, Static
+from tinyengine.simulate.schedulers import PrefillFirst, by_priority, is_known, learns, takes_turns
 from tinyengine.simulate.steady import Steady
 
 
@@ -18,39 +18,35 @@ def repeats(scheduler: Scheduler, plan: Plan, most: float, queued: int, steady: 
     most: how many times no request of the plan ends, nor comes to the last chunk of its prompt. queued: how many waited
     before the plan was made. steady: decodes beside the plan.
     """
-    kind = type(scheduler)
-    if most <= 0 or most == inf or kind not in (Static, Orca, Paged, Chunked, PrefillFirst):
+    if most <= 0 or most == inf or not is_known(type(scheduler)):
         return 0
-    if kind in (Static, Orca):
-        return int(most)  # nobody leaves, so nobody joins
-    if len(scheduler.waiting) > queued or scheduler.memory.enable_prefix_caching:
-        return 0  # after a preemption nobody is admitted, and in the next iteration somebody may be
-    if kind is Chunked:
-        if scheduler.budget:
-            return 0  # it learns from every iteration
-        if not scheduler.mixing and (scheduler.waiting or not _all_decode(scheduler, plan)):
-            return 0  # it takes turns
-    if kind is PrefillFirst and len(scheduler.waiting) < queued:
+    if isinstance(scheduler, (Static, Orca)):
+        return int(most)  # no request leaves, so none joins
+    if len(scheduler.waiting) > queued:
+        return 0  # after a preemption no request is admitted, and in the next iteration one may be
+    if learns(scheduler):
+        return 0
+    if takes_turns(scheduler) and (scheduler.waiting or not _all_decode(scheduler, plan)):
+        return 0
+    if isinstance(scheduler, PrefillFirst) and len(scheduler.waiting) < queued:
         return 0  # a batch of prompts: more of them, or the decodes, come next
     return _while_blocks_last(scheduler.memory, plan, int(most), steady)
 
 
 def is_deaf(scheduler: Scheduler, plan: Plan) -> bool:
-    """Whether a plan that repeats goes on whoever arrives: they would wait behind one that waits already, or find the
-    batch or the budget full."""
-    if type(scheduler) is Static or len(scheduler.running) >= scheduler.max_num_seqs:
+    """Whether a plan that repeats goes on whatever arrives: a newcomer would wait behind a request that waits already,
+    or find the batch or the budget full."""
+    if isinstance(scheduler, Static) or len(scheduler.running) >= scheduler.max_num_seqs:
         return True
-    if type(scheduler) is Chunked:
-        spent = sum(n_tokens for _, n_tokens in plan) >= scheduler.token_budget
-        if scheduler.mixing and spent:
-            return True
-        return bool(scheduler.waiting) and scheduler.urgency is POLICIES["fcfs"]
-    return bool(scheduler.waiting)
+    mixes = isinstance(scheduler, Chunked) and not takes_turns(scheduler)
+    if mixes and sum(n_tokens for _, n_tokens in plan) >= scheduler.token_budget:
+        return True
+    return bool(scheduler.waiting) and not by_priority(scheduler)
 
 
 def repeat(scheduler: Scheduler, plan: Plan, times: int):
-    """Commits the plan `times` times more. Each request that caught up has got `times` tokens; then all of them but the
-    last are computed, by a commit that nobody is due in."""
+    """Commits the plan `times` times more. A request that caught up gets its `times` tokens here (`commit` appends
+    one); then all of them but the last are computed, by one commit in which no token is due."""
     blocks, size = isinstance(scheduler.memory, Blocks), scheduler.memory.block_size
     computed = []
     for request, n_tokens in plan:
