@@ -78,14 +78,15 @@ def check_plan(plan, tokens):
     for (request, n_tokens), token in zip(plan, tokens):
         if request.finished:
             continue
-        if not 1 <= n_tokens <= request.gap:
+        gap = request.gap
+        if not 1 <= n_tokens <= gap:
             raise ValueError(
-                f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {request.gap} are open"
+                f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {gap} are open"
             )
-        if (token is not None) != (n_tokens == request.gap):
+        if (token is not None) != (n_tokens == gap):
             raise ValueError(
-                f"request {request.request_id!r} computes {n_tokens} of its {request.gap} open tokens, so its "
+                f"request {request.request_id!r} computes {n_tokens} of its {gap} open tokens, so its "
                 f"token is {'owed' if token is None else 'not due'}, but commit was given {token!r}"
             )
-        if token is not None and not isinstance(token, Integral):
+        if token is not None and not isinstance(token, (int, Integral)):  # int first: it is found at once
             raise ValueError(f"request {request.request_id!r} was given {token!r}, but a token is a whole number")

@@ -76,8 +76,9 @@ class Scheduler:
                 continue
             request.computed += n_tokens
             if token is not None:
-                request.tokens.append(int(token))
-                events.append(Token(request, int(token), request.reason_to_finish()))
+                token = int(token)
+                request.tokens.append(token)
+                events.append(Token(request, token, request.reason_to_finish()))
         for request, _, reason in events:
             if reason:
                 self.finish(request, reason)
