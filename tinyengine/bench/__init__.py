@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-BENCHMARKS = ("stages", "stall", "peers", "usage", "invariance", "scheduler", "simulate", "fit", "profile")
+BENCHMARKS = ("stages", "stall", "peers", "usage", "invariance", "scheduler", "memory", "simulate", "fit", "profile")
 ON_CUDA = ("gpu", "gpu_serving")  # of a GPU alone; `--device cuda` runs these unless others are named
 
 

@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[2]
 PAGES = {
     ROOT / "README.md": ("stages", "stall", "peers", "usage"),
-    ROOT / "docs" / "measured.md": ("peers_2_threads", "invariance", "scheduler", "simulate", "fit"),
+    ROOT / "docs" / "measured.md": ("peers_2_threads", "invariance", "scheduler", "memory", "simulate", "fit"),
     ROOT / "docs" / "profile.md": ("profile",),
 }
 APART = {"peers_2_threads": "peers"}  # a file of results that has a place of its own, and its benchmark
