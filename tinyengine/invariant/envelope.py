@@ -15,11 +15,9 @@ import torch
 from tinyengine.attention import KVCache
 from tinyengine.batch import flat
 from tinyengine.invariant.attention import SPLIT, InvariantAttention
-from tinyengine.invariant.compiled import CompiledOperators, OneProduct
 from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
-from tinyengine.kernels import why_not_triton
 from tinyengine.memory import Blocks
-from tinyengine.operators import Compiled, Operators, PackedForOneThread, plain
+from tinyengine.operators import Operators
 from tinyengine.request import Request
 from tinyengine.sampler import cut, gumbel_noise
 
@@ -29,7 +27,7 @@ MOST_FLOP = 2e10  # of one weight's test: about half a second
 LARGE = 2**25  # numbers in a weight from which each call takes long by itself, however few its rows
 TWO_TILES = (2, 9)  # rows that make one tile and two: a large weight is tried with these alone
 
-_tested: dict[tuple, Callable] = {}  # how to make the operators that hold in an envelope
+_tested: dict[tuple, Operators] = {}  # those that hold in an envelope
 
 
 def envelope(model) -> tuple:
@@ -39,39 +37,33 @@ def envelope(model) -> tuple:
     return shapes, model.dtype, str(model.device), device, torch.__version__, torch.get_num_threads()
 
 
-@torch.inference_mode()
 def tested_operators(model) -> Operators:
-    """The invariant operators that hold for this model here; tested once per envelope and process.
+    """torch's operators for the invariant stage, tested on this model's shapes. Its attention computes each query by
+    itself, so that there is no company to test it in."""
+    return first_that_holds(model, [InvariantOperators(rows * TILE_ROWS) for rows in (1, 2, 4)])
 
-    Raises RuntimeError, naming operator and shape, where a row's bits depend on its batch all the same.
+
+@torch.inference_mode()
+def first_that_holds(model, candidates: list[Operators], make_attention: type | None = None) -> Operators:
+    """The first of these operators that holds for this model here, beside this attention; tested once per envelope and
+    process.
+
+    Raises RuntimeError, naming operator and shape, where a row's bits depend on its batch with each of them.
     """
-    key = envelope(model)
+    key = envelope(model), make_attention, *((type(operators), vars(operators).get("tile_rows")) for operators in candidates)
     if key not in _tested:
-        _tested[key] = _choose(model)
-    return _tested[key](model)
-
-
-def _choose(model) -> Callable:
-    if why_not_triton(model.device, model.dtype, model.config.head_dim) is None:
-        from tinyengine.invariant.on_cuda import CudaOperators  # imported here: Triton is an extra
-
-        # tiles of several heights where they give the same bits, else one height for all
-        candidates = [lambda model, rows=rows: CudaOperators(rows) for rows in (None, 64, 16)]
-    elif isinstance(plain(model), PackedForOneThread):
-        candidates = [lambda model: OneProduct(products=plain(model))]
-    else:
-        tiles = (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)
-        kind = CompiledOperators if isinstance(plain(model), Compiled) else InvariantOperators
-        candidates = [lambda model, rows=rows: kind(rows, plain(model)) for rows in tiles]
-    for make in candidates:
-        fault = next(faults(model, make(model), InvariantAttention), None)
-        if fault is None:
-            return make
-    raise RuntimeError(
-        f"{fault} depends on the batch here (torch {torch.__version__}, {torch.get_num_threads()} threads, "
-        f"{model.device}, {str(model.dtype).removeprefix('torch.')}), so no invariance can be promised: try another "
-        "thread count or dtype, or use the stage 'chunked'"
-    )
+        for number, operators in enumerate(candidates):
+            fault = next(faults(model, operators, make_attention), None)
+            if fault is None:
+                _tested[key] = number
+                break
+        else:
+            raise RuntimeError(
+                f"{fault} depends on the batch here (torch {torch.__version__}, {torch.get_num_threads()} threads, "
+                f"{model.device}, {str(model.dtype).removeprefix('torch.')}), so no invariance can be promised: try "
+                "another thread count or dtype, or use the stage 'chunked'"
+            )
+    return candidates[_tested[key]]
 
 
 def row_wise(model, operators: Operators) -> Iterator[tuple[str, Callable, int]]:
@@ -88,12 +80,12 @@ def row_wise(model, operators: Operators) -> Iterator[tuple[str, Callable, int]]
 
     def heads(x: torch.Tensor) -> torch.Tensor:
         norms, angles = (attention.q_norm, attention.k_norm), [part.repeat(len(x), 1, 1) for part in rope]
-        return torch.cat(operators.heads(x.view(len(x), -1, config.head_dim), attention.counts, norms, angles), 1)
+        return torch.cat(operators.split_normalise_rotate(x.view(len(x), -1, config.head_dim), attention.heads, norms, angles), 1)
 
-    yield f"heads {attention.counts}", heads, sum(attention.counts) * config.head_dim
+    yield f"heads {attention.heads}", heads, sum(attention.heads) * config.head_dim
 
 
-def faults(model, operators: Operators, make_attention: type) -> Iterator[str]:
+def faults(model, operators: Operators, make_attention: type | None) -> Iterator[str]:
     """Names each operator, with its shape, that gives a row other bits in company than alone."""
     config = model.config
     largest = max(weight.numel() for weight in model.parameters())
@@ -104,7 +96,7 @@ def faults(model, operators: Operators, make_attention: type) -> Iterator[str]:
             yield name
     if not sampler_is_row_wise(config.vocab_size, model.device):
         yield f"sampler [{config.vocab_size}]"
-    if not attention_is_prefix_pure(make_attention, config, model.device, model.dtype):
+    if make_attention and not attention_is_prefix_pure(make_attention, config, model.device, model.dtype):
         yield f"attention [{config.num_attention_heads}:{config.num_key_value_heads}, {config.head_dim}]"
 
 
@@ -201,7 +193,7 @@ def attend_in_chunks(
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     length, most = sum(chunks), max([0, *others]) * len(chunks)
     memory = Blocks((len(others) + 1) * -(-max(length, most) // block_size) + 3, block_size)
-    cache = KVCache(config, memory.n_slots, device, dtype)
+    cache = KVCache(config, memory.n_slots // block_size, block_size, device, dtype)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
     attention = make_attention(cache)

@@ -7,21 +7,19 @@ in LLM Inference" (He et al., Thinking Machines, 2025), which found this to be w
 
 import torch
 
-from tinyengine.operators import PLAIN, Operators
+from tinyengine.operators import Operators
 
 TILE_ROWS = 8  # the least that held on every CPU tried; the envelope's self-test takes more where it must
 
 
 class InvariantOperators(Operators):
-    """tile_rows: a matrix product always has a multiple of so many rows, so that none of them is in an edge case.
-    products: the operators whose products these are."""
+    """tile_rows: a matrix product always has a multiple of so many rows, so that none of them is in an edge case."""
 
-    def __init__(self, tile_rows: int = TILE_ROWS, products: Operators = PLAIN):
+    def __init__(self, tile_rows: int = TILE_ROWS):
         self.tile_rows = tile_rows
-        self.products = products
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return self.products.linear(pad_rows(x, self.tile_rows), weight)[: len(x)]
+        return super().linear(pad_rows(x, self.tile_rows), weight)[: len(x)]
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
         """torch's own silu computes what is left of a row after whole vectors with another exp, and a border between
@@ -32,6 +30,6 @@ class InvariantOperators(Operators):
 
 
 def pad_rows(x: torch.Tensor, multiple: int) -> torch.Tensor:
-    """x [R, ...] with rows of zeros behind it, up to a multiple."""
-    missing = -len(x) % multiple
-    return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
+    """x [..., R, size] with rows of zeros behind it, up to a multiple."""
+    missing = -x.shape[-2] % multiple
+    return torch.cat((x, x.new_zeros(*x.shape[:-2], missing, x.shape[-1])), dim=-2) if missing else x
