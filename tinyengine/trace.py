@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tinyengine.memory import Holding
+from tinyengine.holding import Holding
 from tinyengine.request import Request
 
 ENDS = ("finish", "abort")
@@ -34,7 +34,8 @@ class Span(NamedTuple):
     @property
     def end(self) -> int:
         """Tokens of the request that are computed when the iteration is done; wrong guesses are not."""
-        return self.start + self.n_tokens - self.rejected
+        end = self.start + self.n_tokens
+        return end - self.rejected if self.draft else end
 
     @property
     def rejected(self) -> int:
@@ -137,10 +138,11 @@ class Trace:
 
     by_priority: the queue is shown by priority, then by the deadline of the first token, then by arrival, as
         policy="priority" sorts it. Without it, a request that arrives is the last, and a preempted one the first.
-    keep: None keeps every iteration; 0 keeps nothing at all; n keeps the newest n at least, and fewer than twice as
-        many (a long queue makes the cuts rarer). What is kept is a trace like any other: its first iteration is number
-        0, each request that was unfinished by then arrives (and is admitted) before it, and all that had ended are
-        forgotten. forgotten: how many iterations went before. earlier: what the unfinished had emitted in those.
+    keep: None keeps every iteration; 0 keeps nothing at all; n keeps the newest n at least, and at most twice as many
+        (more while a long queue waits, since each cut looks at it). What is kept is a trace like any other: its first
+        iteration is number 0, each request that was unfinished by then arrives (and is admitted) before it, and all
+        that had ended are forgotten. forgotten: how many iterations went before. earlier: what the unfinished had
+        emitted in those.
     """
 
     stage: str = ""
