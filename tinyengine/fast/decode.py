@@ -1,90 +1,57 @@
-"""Decode steps on a CPU as one compiled call (`kernels.decode`).
+"""Decode steps on a CPU as one compiled call (`kernels.cpu.decode`).
 
 With a few rows the model's arithmetic takes about as long as the Python that asks for it, or less. What a CUDA graph is
 for a GPU (`graphs`), this is for a CPU: a step is one call, and gives the same bits.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
-from tinyengine.attention import FEW, PagedAttention, PerRequest
 from tinyengine.batch import Batch
-from tinyengine.invariant import Invariant
-from tinyengine.invariant.compiled import OneProduct
-from tinyengine.operators import Operators, PackedForOneThread, state
-from tinyengine.qwen3 import Layer, Qwen3
+from tinyengine.fast.attention import FEW_QUERIES, ByLoops
+from tinyengine.fast.forward import Forward
+from tinyengine.qwen3 import Layer
 
 
-def can_serve(model: Qwen3, attention, operators: Operators) -> bool:
-    """Whether all that an engine computes with is compiled: weights are packed for one thread, and loops read K/V."""
-    if type(operators) not in (PackedForOneThread, OneProduct):
-        return False
-    has_loops = attention.cache.loops and getattr(attention, "backend", "numba") == "numba"
-    if type(attention) not in (PerRequest, PagedAttention, Invariant) or not has_loops:
-        return False
-    from tinyengine.kernels.linear import WIDTH  # imported here: it needs numba
+def why_not(engine) -> str | None:
+    """What keeps an engine's decode steps from being one call, as a sentence; None where nothing does."""
+    if not isinstance(engine.attention, ByLoops):
+        return f"{type(engine.attention).__name__} is not a loop"
+    if not hasattr(engine.operators, "by_one_thread"):
+        return f"{type(engine.operators).__name__} does not multiply by the product of our own"
+    from tinyengine.fast.kernels.cpu.linear import WIDTH  # imported here: it needs numba
 
-    matrices = [matrix for layer in model.layers for matrix in _matrices(layer).values()]
-    # a product of fewer columns is written beside its place first
-    return bool(matrices) and all(len(matrix) >= WIDTH for matrix in matrices)
+    matrices = [matrix for layer in engine.model.layers for matrix in _matrices(layer).values()]
+    if not matrices or any(len(matrix) < WIDTH for matrix in matrices):
+        return f"a matrix has less than {WIDTH} columns, so that its product is written beside its place first"
+    return None
 
 
-class CompiledDecode:
-    """The model on batches of few rows, for an engine of parts that it can serve.
+class DecodeInOneCall(Forward):
+    """The model on batches in which no request has more new tokens than are best done one by one, nor all together more
+    than one thread should do."""
 
-    run: the model layer by layer. It is asked where an index is out of bounds, and says of what.
-    """
+    def __init__(self, engine):
+        from tinyengine.fast.kernels.cpu import decode  # imported here: it needs numba
 
-    def __init__(
-        self,
-        run: Callable[[Batch], torch.Tensor],
-        model: Qwen3,
-        attention,
-        operators: PackedForOneThread | OneProduct,
-    ):
-        from tinyengine.kernels import cpu, decode  # imported here: they need numba
+        super().__init__(engine)
+        self._kernel = decode
+        self._arena = engine.attention.cache.keys.numpy(), engine.attention.cache.values.numpy()
+        self._weights = self._all_weights(engine.model, engine.operators)
 
-        self._cpu, self._decode = cpu, decode
-        self._run = run
-        self._model, self._attention, self._operators = model, attention, operators
-        self._num_threads = torch.get_num_threads()
-        self._holders = [module._parameters for module in model.modules() if module._parameters]
-        # What was copied is kept, or its place in memory could be given to a weight that comes after it, and that would
-        # pass for it.
-        self._kept = [weight.detach() for weight in model.parameters()]
-        self._state = self._state_now()
-        self._cache = attention.cache
-        self._arena = self._cache.keys.numpy(), self._cache.values.numpy()
-        self._weights = self._all_weights(model)
+    def suits(self, batch: Batch) -> bool:
+        return max(batch.counts) <= FEW_QUERIES and self.engine.operators.one_thread_is_best(len(batch.tokens))
 
-    def suits(self, batch: Batch, model: Qwen3, attention, operators: Operators) -> bool:
-        """Whether no request has more new tokens than are best done one by one, nor all together more than one thread
-        should do; and model, weights, attention, operators and threads are still those that this was made for: what
-        somebody has put in their place is to be heard."""
-        if model is not self._model or attention is not self._attention or operators is not self._operators:
-            return False
-        if max(batch.counts) > FEW or not operators.is_best_for(len(batch.tokens)):
-            return False
-        if torch.get_num_threads() != self._num_threads or attention.cache is not self._cache:
-            return False
-        return self._state_now() == self._state
-
-    def __call__(self, batch: Batch) -> torch.Tensor:
-        """The hidden states of the rows whose next token is wanted, [len(batch.due), hidden]."""
-        queries = self._cpu.Queries(batch, FEW)
-        rows = (tensor.numpy() for tensor in (batch.tokens, batch.positions, batch.slot_mapping))
+    def run(self, batch: Batch) -> torch.Tensor:
+        rows = batch.tokens, batch.positions, batch.slot_mapping
+        where = batch.cu_seqlens_q, batch.seqused_k, batch.block_table
         try:
-            hidden = self._decode.hidden_states(self._weights, *rows, queries.places, *self._arena)
-        except IndexError:
-            return self._run(batch)[batch.last]
+            hidden = self._kernel.hidden_states(self._weights, *(part.numpy() for part in rows + where), *self._arena)
+        except IndexError:  # layer by layer it is asked again, and says of what
+            return self.otherwise(batch)
         return torch.from_numpy(hidden)[batch.last]
 
-    def _state_now(self) -> list[tuple[int, int]]:
-        return [state(weight) for own in self._holders for weight in own.values() if weight is not None]
-
-    def _all_weights(self, model: Qwen3):
+    def _all_weights(self, model, operators):
         config, layers = model.config, model.layers
         norms = {
             "input_norm": [layer.input_layernorm.weight for layer in layers],
@@ -93,13 +60,13 @@ class CompiledDecode:
             "post_attention_norm": [layer.post_attention_layernorm.weight for layer in layers],
         }
         packed = {
-            name: [self._operators.packed(_matrices(layer)[name]).data_ptr() for layer in layers]
+            name: [operators.packed(_matrices(layer)[name]).data_ptr() for layer in layers]
             for name in _matrices(layers[0])
         }
         cos, sin = model.rope_tables()
-        return self._decode.Weights(
+        return self._kernel.Weights(
             embedding=model.embed_tokens.weight.detach().numpy(),
-            **{name: torch.stack(own).detach().numpy() for name, own in norms.items()},
+            **{name: torch.stack(weights).detach().numpy() for name, weights in norms.items()},
             **{name: np.array(addresses) for name, addresses in packed.items()},
             norm=model.norm.weight.detach().numpy(),
             eps=config.rms_norm_eps,

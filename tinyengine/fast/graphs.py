@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tinyengine.batch import Batch
+from tinyengine.fast.forward import Forward
 
 Run = Callable[[], torch.Tensor]
 Capture = Callable[[Run], tuple[Callable[[], None], torch.Tensor]]
@@ -19,22 +20,23 @@ Capture = Callable[[Run], tuple[Callable[[], None], torch.Tensor]]
 LEAST_CONTEXT = 1024  # tokens that the narrowest block table has room for; each wider one doubles it
 
 
-def sizes(max_num_seqs: int) -> list[int]:
-    """The batch sizes that have a graph: 1, 2, 4, 8, 16, 24, 32, ... and the largest batch itself."""
-    steps = [1, 2, 4, *range(8, max_num_seqs, 8)]
-    return [size for size in steps if size < max_num_seqs] + [max_num_seqs]
-
-
-def why_not(device: torch.device, attention) -> str | None:
-    """What keeps decode steps on this device and with this attention from being recorded; None where nothing does."""
+def why_not(device: torch.device, attention: type | None) -> str | None:
+    """What keeps decode steps on this device and with this kind of attention from being recorded; None where nothing
+    does."""
     if device.type != "cuda":
         return f"the model is on {device}, and only CUDA has graphs: load it there, or leave cuda_graphs out"
     if getattr(attention, "backend", "torch") == "torch":
         return (
-            f"{type(attention).__name__} calls torch for each request, and a graph cannot hold as many calls as a "
-            "later step needs: use a stage with blocks and attention_backend='triton', or leave cuda_graphs out"
+            "the attention calls torch for each request, and a graph cannot hold as many calls as a later step needs: "
+            "use a stage with blocks and attention_backend='triton', or leave cuda_graphs out"
         )
     return None
+
+
+def sizes(max_num_seqs: int) -> list[int]:
+    """The batch sizes that have a graph: 1, 2, 4, 8, 16, 24, 32, ... and the largest batch itself."""
+    steps = [1, 2, 4, *range(8, max_num_seqs, 8)]
+    return [size for size in steps if size < max_num_seqs] + [max_num_seqs]
 
 
 def on_cuda() -> Capture:
@@ -61,64 +63,54 @@ class Graph:
     hidden: torch.Tensor
 
 
-class DecodeGraphs:
+class DecodeGraphs(Forward):
     """The graphs of an engine, each recorded when it is first wanted.
 
-    run: the model on a batch, [R, hidden]. scratch: the first slot of a block that no request ever owns: rows of a
-    bucket that a batch leaves empty are requests of one token, which write there and read nothing else.
+    Rows of a bucket that a batch leaves empty are requests of one token, which write to the arena's last block, one
+    that the memory does not give out, and read nothing else.
     """
 
-    def __init__(self, run: Callable[[Batch], torch.Tensor], scratch: int, max_num_seqs: int, capture: Capture):
-        self.run = run
-        self.scratch = scratch
-        self.sizes = sizes(max_num_seqs)
-        self.capture = capture
+    def __init__(self, engine, capture: Capture | None = None):
+        super().__init__(engine)
+        self.sizes = sizes(engine.scheduler.max_num_seqs)
+        self.capture = capture or on_cuda()
         self.graphs: dict[tuple[int, int], Graph] = {}  # by rows and blocks of the table
 
     def suits(self, batch: Batch) -> bool:
         """Whether every request of the batch computes just its newest token."""
-        return len(batch.due) == len(batch.tokens) == len(batch.plan) <= self.sizes[-1]
+        return len(batch.wanted) == len(batch.tokens) == len(batch.plan) <= self.sizes[-1]
 
-    def padding(self, batch: Batch) -> int:
-        """Rows that the graph computes for nothing."""
-        return self._rows(batch) - len(batch.tokens)
-
-    def __call__(self, batch: Batch) -> torch.Tensor:
-        """The model's hidden states for a batch that suits: [R, hidden], good until the next call."""
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Good until the next call; `batch.padding` becomes the rows that the graph computes for nothing."""
         n, width = batch.block_table.shape
-        key = self._rows(batch), _power_of_two(width, LEAST_CONTEXT // batch.block_size)
+        rows = next(size for size in self.sizes if size >= n)
+        key = rows, _power_of_two(width, LEAST_CONTEXT // batch.block_size)
         if key not in self.graphs:
             self.graphs[key] = self._record(*key, batch)
         graph = self.graphs[key]
         self._fill(graph.batch, batch, n, width)
         graph.replay()
+        batch.padding = rows - n
         return graph.hidden[:n]
 
-    def _rows(self, batch: Batch) -> int:
-        return next(size for size in self.sizes if size >= len(batch.tokens))
-
     def _record(self, rows: int, width: int, like: Batch) -> Graph:
-        def buffer(*shape: int, dtype=torch.long) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=like.tokens.device)
+        engine, device = self.engine, like.tokens.device
 
-        static = Batch(
-            plan=[],
-            tokens=buffer(rows),
-            positions=buffer(rows),
-            real=None,
-            slot_mapping=buffer(rows),
-            counts=[1] * rows,
-            lengths=[],  # a graph sees no number of Python's after it was recorded: these are in `varlen`
-            tables=[],
-            block_size=like.block_size,
-            due=[],
-            guessed=[],
-            last=buffer(0),
-        )
-        starts = torch.arange(rows + 1, dtype=torch.int32, device=like.tokens.device)
-        static.varlen = starts, buffer(rows, dtype=torch.int32), buffer(rows, width, dtype=torch.int32)
+        def buffer(*shape: int, dtype=torch.long) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        columns = dict(tokens=buffer(rows), positions=buffer(rows), slot_mapping=buffer(rows), last=buffer(0))
+        # A graph sees no number of Python's after it was recorded: lengths and tables are in the buffers below.
+        lists = dict(plan=[], counts=[1] * rows, lengths=[], wanted=[])
+        static = Batch(real=None, block_size=like.block_size, **columns, **lists)
+        static.cu_seqlens_q = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        static.seqused_k, static.block_table = buffer(rows, dtype=torch.int32), buffer(rows, width, dtype=torch.int32)
         self._empty(static, 0)
-        return Graph(static, *self.capture(lambda: self.run(static)))
+
+        def run() -> torch.Tensor:  # every row is wanted: there is nothing to pick out
+            return engine.model(static.tokens, static.positions, engine.attention(static), engine.operators)
+
+        return Graph(static, *self.capture(run))
 
     def _fill(self, static: Batch, batch: Batch, n: int, width: int):
         static.tokens[:n].copy_(batch.tokens)
@@ -130,10 +122,12 @@ class DecodeGraphs:
             self._empty(static, n)
 
     def _empty(self, static: Batch, first: int):
-        """Rows from `first` on belong to nobody. Their token and position may be anybody's: a row sees only its own."""
-        static.slot_mapping[first:] = self.scratch
+        """Makes rows from `first` on requests of one token in the spare block. Their token and position may be left
+        from any batch: a row sees only its own."""
+        spare = self.engine.attention.cache.keys.shape[1] - 1
+        static.slot_mapping[first:] = spare * static.block_size
         static.seqused_k[first:] = 1
-        static.block_table[first:, 0] = self.scratch // static.block_size
+        static.block_table[first:, 0] = spare
 
 
 def _power_of_two(at_least: int, least: int) -> int:

@@ -20,7 +20,7 @@ from numba import config, types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, models, register_model
 
-from tinyengine.kernels.cpu import compiled, prefetch_line
+from tinyengine.fast.kernels.cpu.loops import jit, prefetch_line
 
 # Told to compile for another processor than this one, numba does not say what that one has.
 _features = {} if config.CPU_NAME or not config.ENABLE_AVX else binding.get_host_cpu_features()
@@ -29,9 +29,11 @@ WIDTH = 64 if _features.get("avx512f") else 16
 AHEAD = 32  # rows of a panel between what is asked for and what is used: about as long as memory takes to answer
 
 
-def suits() -> bool:
-    """Whether this processor is of a kind on which it was faster than oneDNN."""
-    return bool(_features.get("avx2") and _features.get("fma"))
+def why_not() -> str | None:
+    """What keeps this product from being faster than oneDNN's here; None where nothing does."""
+    if _features.get("avx2") and _features.get("fma"):
+        return None
+    return "the processor has no AVX2, or numba compiles for another one"
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -52,7 +54,7 @@ def linear(x: torch.Tensor, packed: torch.Tensor, out: int) -> torch.Tensor:
     return y if out >= WIDTH else y[:, :out].contiguous()
 
 
-@compiled
+@jit
 def _linear(x, weights, y):
     """weights: the address of a packed weight. y [R, out], out at least WIDTH."""
     (rows, size), out = x.shape, y.shape[1]
@@ -77,7 +79,7 @@ def _linear(x, weights, y):
             store(y.ctypes.data, m * out + column, d)
 
 
-@compiled
+@jit
 def prefetch(address, index):
     """Asks for WIDTH numbers, a line of a cache after the other."""
     for line in range(0, 4 * WIDTH, 64):

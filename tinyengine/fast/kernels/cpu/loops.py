@@ -4,9 +4,8 @@ Attention is the one to read: it finds each key through the block table and read
 attention cannot. Every row is computed by itself, key after key in order of position, so what comes out does not depend
 on its neighbours, nor on where its blocks are or how large.
 
-The functions take torch tensors, and the arena as numpy's arrays; those with a leading underscore are what numba
-compiles, and keeps in `__pycache__`. numba itself checks no index: where a slot or a block comes from outside, the
-loop does.
+The functions take torch tensors; those with a leading underscore are what numba compiles, and keeps in `__pycache__`.
+numba itself checks no index: where a slot or a block comes from outside, the loop does.
 """
 
 from hashlib import sha256
@@ -18,20 +17,21 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from tinyengine.batch import Batch
+ALL = 2**31 - 1  # more new tokens than any request has
+PIECE = 16  # keys between what is read and what is asked for, where blocks are smaller and lie in a row
 
-# numba looks for changes in a function's own file alone, and keeps what it calls in others: so all are in its name.
+# numba's cache ignores callees in other files; a hash of all sources in a function's name makes it miss.
 _sources = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:8]
 
 
-def compiled(function):
-    """May add up in any order (in vectors), and multiply and add in one go; must not take NaN and infinity for
-    impossible."""
+def jit(function):
+    """Compiles a loop. It may add up in any order (in vectors), and multiply and add in one go; without `nnan` and
+    `ninf`, NaN and infinity keep their meaning."""
     function.__qualname__ += f"_{_sources}"
     options = dict(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", nogil=True)
     try:
         return njit(**options, cache=True)(function)
-    except RuntimeError:  # no folder to keep it in, neither this one nor the user's: every process compiles anew
+    except RuntimeError:  # neither this folder nor the user's can be written: every process compiles anew
         return njit(**options)(function)
 
 
@@ -44,16 +44,22 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out
 
 
-@compiled
+@jit
 def _rms_norm(x, weight, eps, out):
     rows, size = x.shape
+    one_head = x.reshape(rows, 1, size)
     for row in range(rows):
-        squares = np.float32(0)
-        for i in range(size):
-            squares += x[row, i] * x[row, i]
-        scale = np.float32(1) / np.sqrt(squares / np.float32(size) + np.float32(eps))
+        scale = _one_over_rms(one_head, row, 0, eps)
         for i in range(size):
             out[row, i] = x[row, i] * scale * weight[i]
+
+
+@jit
+def _one_over_rms(x, row, head, eps):
+    squares, size = np.float32(0), x.shape[2]
+    for i in range(size):
+        squares += x[row, head, i] * x[row, head, i]
+    return np.float32(1) / np.sqrt(squares / np.float32(size) + np.float32(eps))
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -63,7 +69,7 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@compiled
+@jit
 def _swiglu(gate_up, out):
     rows, size = out.shape
     for row in range(rows):
@@ -72,18 +78,18 @@ def _swiglu(gate_up, out):
             out[row, i] = gate / (np.float32(1) + _exp(-gate)) * gate_up[row, size + i]
 
 
-def heads(qkv: torch.Tensor, counts: list[int], norms, rope) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalises and rotates queries and keys, and takes the three apart: see `operators.Operators.heads`."""
+def split_normalise_rotate(qkv: torch.Tensor, heads: list[int], norms, rope) -> tuple[torch.Tensor, ...]:
+    """See `operators.Operators.split_normalise_rotate`."""
     rows, _, head_dim = qkv.shape
-    q, k, v = (qkv.new_empty(rows, count, head_dim) for count in counts)
+    q, k, v = (qkv.new_empty(rows, n, head_dim) for n in heads)
     source, cos, sin = qkv.numpy(), rope[0].view(rows, head_dim).numpy(), rope[1].view(rows, head_dim).numpy()
     q_norm, k_norm = (norm.weight.detach().numpy() for norm in norms)
-    _heads(source, q_norm, k_norm, norms[0].eps, cos, sin, q.numpy(), k.numpy(), v.numpy())
+    _split_normalise_rotate(source, q_norm, k_norm, norms[0].eps, cos, sin, q.numpy(), k.numpy(), v.numpy())
     return q, k, v
 
 
-@compiled
-def _heads(qkv, q_norm, k_norm, eps, cos, sin, q, k, v):
+@jit
+def _split_normalise_rotate(qkv, q_norm, k_norm, eps, cos, sin, q, k, v):
     n_heads, n_kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[2]
     for row in range(len(qkv)):
         for head in range(n_heads):
@@ -94,22 +100,18 @@ def _heads(qkv, q_norm, k_norm, eps, cos, sin, q, k, v):
                 v[row, head, i] = qkv[row, n_heads + n_kv_heads + head, i]
 
 
-@compiled
+@jit
 def _normalise_and_rotate(x, row, head, weight, eps, cos, sin, out, out_head):
-    size, half = x.shape[2], x.shape[2] // 2
-    squares = np.float32(0)
-    for i in range(size):
-        squares += x[row, head, i] * x[row, head, i]
-    scale = np.float32(1) / np.sqrt(squares / np.float32(size) + np.float32(eps))
+    half, scale = x.shape[2] // 2, _one_over_rms(x, row, head, eps)
     for i in range(half):
         left, right = x[row, head, i] * scale * weight[i], x[row, head, half + i] * scale * weight[half + i]
         out[row, out_head, i] = left * cos[row, i] - right * sin[row, i]
         out[row, out_head, half + i] = right * cos[row, half + i] + left * sin[row, half + i]
 
 
-def write_kv(keys: np.ndarray, values: np.ndarray, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-    """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [slots, kv_heads, head_dim], one
-    layer of the arena.
+def write_kv(keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+    """k and v [N, kv_heads, head_dim] go to slots slot_mapping [N] of keys and values [blocks, block_size, kv_heads,
+    head_dim], one layer of the arena.
 
     Raises IndexError for a slot that the arena does not have, and for more or fewer slots than new tokens.
     """
@@ -119,18 +121,19 @@ def write_kv(keys: np.ndarray, values: np.ndarray, slot_mapping: torch.Tensor, k
             "memory"
         )
     try:
-        _write_kv(keys, values, slot_mapping.numpy(), k.numpy(), v.numpy())
+        _write_kv(keys.numpy(), values.numpy(), slot_mapping.numpy(), k.numpy(), v.numpy())
     except IndexError:
         raise IndexError(
             f"slot_mapping goes from slot {slot_mapping.min()} to {slot_mapping.max()}, but the arena has slots 0 to "
-            f"{len(keys) - 1}: look at `slots` of the scheduler's memory"
+            f"{keys.shape[0] * keys.shape[1] - 1}: look at `slots` of the scheduler's memory"
         ) from None
 
 
-@compiled
+@jit
 def _write_kv(keys, values, slot_mapping, k, v):
     if len(slot_mapping) != len(k):
         raise IndexError
+    keys, values = _as_slots(keys), _as_slots(values)
     for row, slot in enumerate(slot_mapping):
         if not 0 <= slot < len(keys):
             raise IndexError
@@ -140,106 +143,109 @@ def _write_kv(keys, values, slot_mapping, k, v):
                 values[slot, head, i] = v[row, head, i]
 
 
-class Queries:
-    """The rows of a batch whose requests have at most `few` new tokens, one by one. rows [n]: where they stand in the
-    batch. requests [n]: whose they are. seen [n]: how many keys each sees, those up to its own position.
+@jit
+def _as_slots(arena):
+    """[blocks, block_size, kv_heads, head_dim] -> [slots, kv_heads, head_dim]"""
+    blocks, block_size, kv_heads, head_dim = arena.shape
+    return arena.reshape(blocks * block_size, kv_heads, head_dim)
 
-    table [B, most blocks]: the slot at which each block of a request begins. Where all requests' slots are contiguous
-    they are read in blocks of CONTIGUOUS_BLOCK: slot by slot, the table would have an entry for every key.
+
+def paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+    *,
+    most_queries: int = ALL,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention as `attention.paged_attention` defines it.
+
+    most_queries: requests with more new tokens are left out. out: where the others' rows are written.
+    Raises IndexError for a block that the arena does not have.
     """
-
-    CONTIGUOUS_BLOCK = 16
-
-    def __init__(self, batch: Batch, few: float):
-        if batch.block_size == 1 and all(isinstance(table, range) for table in batch.tables):
-            self.block_size = self.CONTIGUOUS_BLOCK
-            starts = np.array([table.start for table in batch.tables])
-            self.table = starts[:, None] + np.arange(0, max(batch.lengths), self.CONTIGUOUS_BLOCK)
-        else:
-            self.block_size = batch.block_size
-            self.table = batch.block_table.numpy().astype(np.int64) * self.block_size
-        requests, rows, seen = [], [], []
-        start = 0
-        for request, (count, length) in enumerate(zip(batch.counts, batch.lengths)):
-            if count <= few:
-                requests += [request] * count
-                rows += range(start, start + count)
-                seen += range(length - count + 1, length + 1)
-            start += count
-        self.requests, self.rows, self.seen = np.array([requests, rows, seen])
-
-    @property
-    def places(self) -> tuple:
-        """What the loop takes of them."""
-        return self.block_size, self.table, self.requests, self.rows, self.seen
-
-
-def paged_attention(q: torch.Tensor, keys: np.ndarray, values: np.ndarray, queries: Queries, out: torch.Tensor):
-    """Writes the attention of `queries` to their rows of out. q and out [R, heads, head_dim]; keys and values [slots,
-    kv_heads, head_dim], one layer of the arena. Raises IndexError for a block that the arena does not have."""
-    if not len(queries.rows):
-        return
+    out = torch.empty_like(q) if out is None else out
+    where = cu_seqlens_q.numpy(), seqused_k.numpy(), block_table.numpy()
     try:
-        _paged_attention(q.numpy(), keys, values, *queries.places, out.numpy())
+        _paged_attention(q.numpy(), keys.numpy(), values.numpy(), *where, most_queries, out.numpy())
     except IndexError:
-        table, size = queries.table, queries.block_size
         raise IndexError(
-            f"contexts of up to {queries.seen.max()} keys are looked for in {table.shape[1]} blocks of {size} slots "
-            f"that begin at slot {table.min()} to {table.max()}, but the arena has slots 0 to {len(keys) - 1}: look at "
-            "the `table` of each request"
+            f"contexts of up to {seqused_k.max()} keys are looked for in {block_table.shape[1]} blocks of "
+            f"{keys.shape[1]} slots, of which a request's `table` names {block_table.min()} to {block_table.max()}, "
+            f"but the arena has blocks 0 to {len(keys) - 1}: look at the `table` of each request"
         ) from None
+    return out
 
 
-@compiled
-def _paged_attention(q, keys, values, block_size, tables, requests, rows, seen, out):
-    (heads, head_dim), kv_heads = q.shape[1:], keys.shape[1]
+@jit
+def _paged_attention(q, keys, values, cu_seqlens_q, seqused_k, block_table, most_queries, out):
+    if cu_seqlens_q[-1] > len(q) or len(cu_seqlens_q) != len(seqused_k) + 1 or len(block_table) != len(seqused_k):
+        raise IndexError
+    (heads, head_dim), (n_blocks, block_size, kv_heads) = q.shape[1:], keys.shape[:3]
+    keys, values = _as_slots(keys), _as_slots(values)
     group = heads // kv_heads  # query heads that share a key head
     scale = np.float32(1 / np.sqrt(head_dim))
-    scores = np.empty((heads, seen.max()), dtype=np.float32)
     slot_bytes = kv_heads * head_dim * 4
-    for request, row, length in zip(requests, rows, seen):
-        table = tables[request]
-        _check_blocks(table, block_size, length, len(keys))
-        for start in range(0, length, block_size):
-            slot = table[start // block_size]
-            ahead = table[min(start + block_size, length - 1) // block_size]
-            for position in range(start, min(start + block_size, length)):
-                _prefetch(keys.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
-                for kv_head in range(kv_heads):  # inside of positions: memory is read in the order in which it lies
-                    for head in range(kv_head * group, (kv_head + 1) * group):
-                        score = np.float32(0)
-                        for i in range(head_dim):
-                            score += q[row, head, i] * keys[slot + position - start, kv_head, i]
-                        scores[head, position] = score * scale
+    scores = np.empty((heads, max(1, seqused_k.max())), dtype=np.float32)
+    for request in range(len(seqused_k)):
+        first, end = np.int64(cu_seqlens_q[request]), np.int64(cu_seqlens_q[request + 1])
+        if end - first > most_queries:
+            continue
+        table, whole = block_table[request], np.int64(seqused_k[request])
+        size = _piece(table, block_size, whole, n_blocks)
+        for row in range(first, end):
+            length = whole - (end - 1 - row)  # the keys up to its own
+            for start in range(0, length, size):
+                slot, ahead = _this_and_next(table, start, size, length, block_size)
+                for position in range(start, min(start + size, length)):
+                    _prefetch(keys.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
+                    for kv_head in range(kv_heads):  # inside of positions: memory is read in the order in which it lies
+                        for head in range(kv_head * group, (kv_head + 1) * group):
+                            score = np.float32(0)
+                            for i in range(head_dim):
+                                score += q[row, head, i] * keys[slot + position - start, kv_head, i]
+                            scores[head, position] = score * scale
 
-        for head in range(heads):
-            _softmax(scores[head, :length])
-            for i in range(head_dim):
-                out[row, head, i] = 0
+            for head in range(heads):
+                _softmax(scores[head, :length])
+                for i in range(head_dim):
+                    out[row, head, i] = 0
 
-        for start in range(0, length, block_size):
-            slot = table[start // block_size]
-            ahead = table[min(start + block_size, length - 1) // block_size]
-            for position in range(start, min(start + block_size, length)):
-                _prefetch(values.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
-                for kv_head in range(kv_heads):
-                    for head in range(kv_head * group, (kv_head + 1) * group):
-                        weight = scores[head, position]
-                        for i in range(head_dim):
-                            out[row, head, i] += weight * values[slot + position - start, kv_head, i]
+            for start in range(0, length, size):
+                slot, ahead = _this_and_next(table, start, size, length, block_size)
+                for position in range(start, min(start + size, length)):
+                    _prefetch(values.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
+                    for kv_head in range(kv_heads):
+                        for head in range(kv_head * group, (kv_head + 1) * group):
+                            weight = scores[head, position]
+                            for i in range(head_dim):
+                                out[row, head, i] += weight * values[slot + position - start, kv_head, i]
 
 
-@compiled
-def _check_blocks(table, block_size, length, n_slots):
-    if length > len(table) * block_size:
+@jit
+def _piece(table, block_size, length, n_blocks):
+    """How many keys are read in one go: a block, or PIECE and more where a request's blocks lie in a row. Raises
+    IndexError for a block that the arena does not have."""
+    blocks, in_a_row = -(-length // block_size), True
+    if blocks > len(table):
         raise IndexError
-    for start in range(0, length, block_size):
-        slot = table[start // block_size]
-        if not 0 <= slot <= n_slots - min(block_size, length - start):
+    for place in range(blocks):
+        if not 0 <= table[place] < n_blocks:
             raise IndexError
+        in_a_row &= table[place] == table[0] + place
+    return block_size * -(-PIECE // block_size) if in_a_row else block_size
 
 
-@compiled
+@jit
+def _this_and_next(table, start, size, length, block_size):
+    """The slot of position `start`, where a piece begins, and that of the piece behind it, or the last one's again."""
+    next_start = min(start + size, length - 1)
+    return np.int64(table[start // block_size]) * block_size, np.int64(table[next_start // block_size]) * block_size
+
+
+@jit
 def _softmax(scores):
     best, total = np.float32(-np.inf), np.float32(0)
     for score in scores:
@@ -251,7 +257,7 @@ def _softmax(scores):
         scores[i] /= total
 
 
-@compiled
+@jit
 def _exp(x):
     """e^x to the last bit or two, x cut to what float32 holds: 2^n * e^f, n whole and f within half of ln 2, as in
     Cephes' expf. The C library's would be called for one number at a time; this compiles to vectors."""
@@ -280,7 +286,7 @@ def _as_float(typing, bits):
     return types.float32(types.int32), bitcast
 
 
-@compiled
+@jit
 def _prefetch(address, offset, size):
     for i in range(0, size, 64):
         prefetch_line(address + offset + i)
