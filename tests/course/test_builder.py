@@ -4,6 +4,7 @@ import json
 
 import nbformat
 import pytest
+from helpers.course import solution
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
 from tinyengine.course.builder import build, derive, run_authored, stale, stub
@@ -51,6 +52,38 @@ def test_the_exercise_has_no_solution_and_locked_checks(course):
     assert cell(nb, "check-2-1").metadata.exercise.points == 2
     assert "editable" not in cell(nb, "answer-2-1").metadata
     assert all(not c.outputs and c.execution_count is None for c in nb.cells if c.cell_type == "code")
+
+
+def test_run_all_goes_on_past_a_stub(course):
+    """JupyterLab does so for a cell with this tag; a locked setup cell that fails is to stop it."""
+    tags = {c.id: c.metadata.get("tags", []) for c in course.exercise().cells}
+    assert tags["markdown-00"] == [] and tags["setup-1"] == ["setup"]
+    assert tags["answer-2-1"] == ["raises-exception"] and tags["check-2-1"] == ["check", "raises-exception"]
+
+
+def refereed(source="from tinyengine.course.referees import orca\n\norca.check_2_1(static_waste)"):
+    answer = "def static_waste(outputs, max_num_seqs):\n    ### BEGIN SOLUTION\n    return 0, 0\n    ### END SOLUTION"
+    return [new_code_cell(answer), new_code_cell(source, metadata={"tags": ["check"], "exercise": {"title": "Waste"}})]
+
+
+def test_a_check_may_be_a_referees(tmp_path):
+    _, entry = derive(solution(*refereed()), "02_orca")
+    exercise = entry["exercises"][0]
+    assert (exercise["id"], exercise["points"], exercise["title"]) == ("2.1", 3, "Waste")
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("from tinyengine.course.referees import orka\norka.check_2_1(static_waste)", "orka.check_2_1, which is not"),
+        ("from tinyengine.course.referees import orca\norca.check_9(static_waste)", "orca.check_9, which is not there"),
+        ("from tinyengine.course.referees import orca\norca.check_2_2(static_waste)\nx = 1", "needs one call like"),
+        ("orca.check_2_1(static_waste)", "needs one call like"),
+    ],
+)
+def test_a_check_that_is_no_referees_is_one_sentence(source, words):
+    with pytest.raises(CourseError, match=words):
+        derive(solution(*refereed(source)), "02_orca")
 
 
 def test_the_manifest_says_what_the_grader_needs(course):
@@ -204,7 +237,7 @@ def test_run_stores_nothing_when_a_cell_fails_and_a_failed_check_is_one_line(cou
     nbformat.write(nb, course.solution)
     before = course.solution.read_bytes()
     ((_, trouble),) = run_authored(course.root, "02")
-    assert trouble == "it stops with CheckFailed: 2.1: 1 of 2 points; the reasons are above."
+    assert trouble.startswith("a check does not give all points (2.1: 1 of 2 points wrong twice 3: you square it. ok ")
     assert course.solution.read_bytes() == before
 
 

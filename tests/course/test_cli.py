@@ -12,6 +12,7 @@ import nbformat
 import pytest
 
 from tinyengine.course.cli import register
+from tinyengine.course.grade import entry_for
 from tinyengine.course.notebooks import PACKAGE_PARENT
 
 
@@ -54,9 +55,10 @@ def test_from_a_folder_below(cli, course, monkeypatch):
 @pytest.mark.parametrize(
     "words, sentence",
     [
-        (["start", "9"], "There are no exercises 9: the numbers are 2."),
-        (["start", "two"], "There are no exercises two"),
-        (["grade", "9"], "There are no exercises 9"),
+        (["start", "9"], "Lesson 9 has no exercises yet. Available: 2."),
+        (["start", "two"], "There is no lesson two. Available: 2."),
+        (["start", "²"], "There is no lesson ². Available: 2."),
+        (["grade", "9"], "Lesson 9 has no exercises yet."),
         (["grade", "2"], "You have no copy of exercises 2 yet: run `tinyengine start 2` first."),
         (["grade", "work/none.ipynb"], "There is no notebook work/none.ipynb"),
         (["grade", "work/broken.ipynb"], "cannot be read as a notebook"),
@@ -73,6 +75,48 @@ def test_usage_errors_are_one_sentence_and_exit_code_2(cli, course, words, sente
     nbformat.write(nbformat.v4.new_notebook(), course.root / "work" / "other.ipynb")
     code, out, err = cli(*words)
     assert code == 2 and sentence in err and err.count("\n") == 1 and out == ""
+
+
+def odd_notebook(**change):
+    cell = {"cell_type": "code", "source": "1", "metadata": {}, "outputs": [], "execution_count": None, "id": "a"}
+    nb = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    for key, value in change.items():
+        (nb if key in ("cells", "nb_metadata") else cell)[key] = value
+    nb["metadata"] = nb.pop("nb_metadata", nb["metadata"])
+    return json.dumps(nb)
+
+
+ODD = {
+    **{f"source {source}": odd_notebook(source=source) for source in (5, None, ["x", 5])},
+    **{f"cells {cells}": odd_notebook(cells=cells) for cells in ({}, None, [1, 2], [None])},
+    "half a character": odd_notebook(source="\ud800"),
+    "metadata of a cell": odd_notebook(metadata=[]),
+    "metadata": odd_notebook(nb_metadata=[]),
+    "outputs": odd_notebook(outputs=5),
+    "an output": odd_notebook(outputs=[5]),
+    "nested": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+def test_a_notebook_of_another_form_is_one_sentence(cli, course, text):
+    course.copy.write_text(text)
+    code, out, err = cli("grade", "2")
+    assert code == 2 and "02_orca.ipynb cannot be read as a notebook" in err and err.count("\n") == 1 and out == ""
+
+
+@pytest.mark.parametrize("note", [5, None, [2], {}])
+def test_an_odd_note_of_the_builder_leaves_the_files_name(course, note):
+    nb = course.exercise()
+    nb.metadata["tinyengine"] = {"exercises": note}
+    assert entry_for(nb, course.copy, course.root)["title"] == "Orca by hand"
+
+
+@pytest.mark.parametrize("text", ["[]", "5", '{"02_orca": 5}', '{"02_orca": {}}', "[" * 100_000])
+def test_an_odd_manifest_is_one_sentence(cli, course, text):
+    (course.root / "exercises" / "manifest.json").write_text(text)
+    code, _, err = cli("progress")
+    assert code == 2 and "run `tinyengine build`" in err and err.count("\n") == 1
 
 
 def test_a_missing_manifest_says_what_to_do(cli, course):
@@ -121,8 +165,9 @@ def test_grade_and_progress(cli, course):
     code, out, _ = cli("progress")
     assert code == 0 and "0/2" in out and "1/4" in out and "total: 1 of 4 points" in out
 
-    (course.root / "work" / ".grades" / "02.json").write_text("{")
-    assert "grade it again" in cli("progress")[1]
+    for broken in ("{", "[]", "[" * 100_000, json.dumps({**card, "points": "x"}), json.dumps({**card, "points": None})):
+        (course.root / "work" / ".grades" / "02.json").write_text(broken)
+        assert "grade it again" in cli("progress")[1]
 
 
 def test_the_solution_gets_all_points_whatever_the_environment_says(cli, course, monkeypatch):

@@ -119,6 +119,41 @@ def test_a_check_that_accepts_the_stub_gives_nothing(course, entry):
     assert (got["status"], got["points"]) == ("not attempted", 0)
 
 
+def test_an_answer_beside_its_stub_counts_and_one_below_its_check_is_told(course, entry):
+    """The stub is left, and the answer stands in a cell of its own."""
+    stub = entry["exercises"][0]["answers"][0]["stub"]
+    open_line = {**OK, "points": 0, "state": "not attempted", "message": "n: not written yet."}
+    wrong = {**OK, "points": 0, "state": "wrong", "message": "n: you have 9."}
+
+    def with_own_cell(line, source="def double_1(x):\n    return 2 * x"):
+        nb = course.exercise()
+        nb.cells.append(new_code_cell(source))
+        state = "ok" if line is OK else "error"
+        reports = [{"exercise": "2.1", "lines": [line]}]
+        got = judge(entry["exercises"][0], nb, {"check-2-1": {"state": state, "reports": reports}}, "intact")
+        return got["status"], got["points"], got["messages"]
+
+    assert with_own_cell(OK) == ("passed", 2, [])
+    assert with_own_cell(wrong) == ("failed", 0, ["n: you have 9."])
+    moved = "the answer cell still is the stub, and another cell defines double_1: move it into the answer cell"
+    assert with_own_cell(open_line) == ("not attempted", 0, [moved])
+    assert (
+        with_own_cell(open_line, "x = 1")
+        == with_own_cell(OK, stub.replace("double_1", "other"))
+        == ("not attempted", 0, [])
+    )
+
+
+def test_a_seed_is_told_with_the_call_that_draws_the_same_again(course, entry):
+    wrong = {**OK, "points": 0, "state": "wrong", "message": "n: you have 9."}
+    entry["exercises"][0]["check"]["source"] = "from tinyengine.course.referees import orca\n\norca.check_2_1(double_1)"
+    messages = verdict(course, entry, "x = 1", [{"exercise": "2.1", "lines": [wrong], "seed": 7}], state="error")[
+        "messages"
+    ]
+    assert messages[1] == "the inputs were drawn from seed 7: `orca.check_2_1(double_1, seed=7)` draws them again"
+    assert verdict(course, entry, "x = 1", [{"exercise": "2.1", "lines": [OK], "seed": 7}])["messages"] == []
+
+
 @pytest.mark.parametrize(
     "reports", [[], [{"exercise": "2.2", "lines": [OK]}], [{"exercise": "2.1", "lines": [OK]}] * 2]
 )

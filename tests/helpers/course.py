@@ -1,11 +1,15 @@
-"""Small courses in a temporary folder."""
+"""Small courses in a temporary folder, and answers to the course's own exercises through its grader."""
 
+import json
+import re
 from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tinyengine.course.builder import build
+from tinyengine.course.grade import grade, manifest
+from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 
 
 def answer(function: str, body: str, todo: str = "fill it in"):
@@ -66,3 +70,38 @@ class Course:
 
 def cell(nb, cell_id: str):
     return next(c for c in nb.cells if c.id == cell_id)
+
+
+def graded(folder: Path, stem: str, answers: list[tuple[str, str]]) -> list[dict]:
+    """What the grader gives for each (exercise id, source of an answer), in one notebook."""
+    entry = manifest(ROOT)[stem]
+    real = {exercise["id"]: exercise for exercise in entry["exercises"]}
+    cells = [new_code_cell(setup["source"], id=setup["cell"]) for setup in entry["setup"]]
+    exercises = []
+    for number, (exercise_id, source) in enumerate(answers):
+        exercise = json.loads(json.dumps(real[exercise_id]))
+        [answer], check = exercise["answers"], exercise["check"]
+        answer["cell"], check["cell"] = f"answer-{number}", f"check-{number}"
+        cells += [new_code_cell(source, id=answer["cell"]), new_code_cell(check["source"], id=check["cell"])]
+        exercises.append(exercise)
+    (folder / "exercises").mkdir()
+    entries = {stem: {**entry, "cells": [cell.id for cell in cells], "exercises": exercises}}
+    (folder / "exercises" / "manifest.json").write_text(json.dumps(entries))
+    nbformat.write(new_notebook(cells=cells), folder / f"{stem}.ipynb")
+    return grade(folder / f"{stem}.ipynb", folder)["exercises"]
+
+
+def solutions(stem: str) -> dict[str, str]:
+    """The answer cells of a solution notebook, without their markers, by the name they define."""
+    cells = nbformat.read(ROOT / "solutions" / f"{stem}.ipynb", as_version=4).cells
+    found = {}
+    for one in cells:
+        if "### BEGIN SOLUTION" in one.source:
+            source = re.sub(r" *### (BEGIN|END) SOLUTION.*\n?", "", one.source).rstrip() + "\n"
+            found[re.match(r"(?:def|class) (\w+)", source)[1]] = source
+    return found
+
+
+def mistakes(*checks) -> dict[str, tuple]:
+    """Each mistake of these exercises, by a name for the test: (the exercise, the mistake)."""
+    return {f"{check.exercise_id} {m.name}": (check, m) for check in checks for m in check.mistakes}

@@ -11,7 +11,7 @@ all of them wait from the start.
 from itertools import pairwise
 from numbers import Integral
 
-from tinyengine.course.checks import ends, quote
+from tinyengine.course.checks import a_type, ends, quote
 from tinyengine.memory import Slots
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Scheduler
@@ -100,7 +100,7 @@ class Watch:
     settings: attributes that the scheduler is given. most: which of them, if any, is the most requests that may join in
     one iteration.
 
-    faults: {rule: the first sentence}, in the order of time. plans: which requests were planned, in each iteration.
+    faults: {rule: the first sentence}, in the order of time. plans: (request id, tokens) in each iteration, sorted.
     idle: idle slot-steps. late: where the first of the queue could have joined for the first time and did not, or "".
     """
 
@@ -181,7 +181,7 @@ class Watch:
         """A list of (request, n_tokens) pairs."""
         if not isinstance(plan, list | tuple):
             forgot = ": did you forget to return?" if plan is None else ""
-            odd = f"{quote(plan)}, a {type(plan).__name__}" if plan is not None else "None"
+            odd = f"{quote(plan)}, {a_type(plan)}" if plan is not None else "None"
         else:
             item = next((item for item in plan if not is_pair(item)), None)
             if all(map(is_pair, plan)):
