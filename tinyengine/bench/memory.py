@@ -110,7 +110,7 @@ def table(result: dict) -> Table:
         f"A model of one small layer, {MAX_NUM_SEQS} requests at a time and {result['queued']:,} that wait, {PROMPT} "
         f"tokens in and {OUTPUT} out, outputs popped. warm-up: the first {2 * result['kept']:,} iterations, in which a "
         "bounded trace becomes full; growth: of the resident memory, after them, while the requests of the second "
-        f"column are served; kept: at most {AT_MOST / 1e6:g} MB of it."
+        f"column are served. limit: {AT_MOST / 1e6:g} MB of growth."
     )
-    header = ("iterations kept", "requests", "iterations", "warm-up MB", "growth MB", "bytes a request", "kept")
+    header = ("trace keeps", "requests", "iterations", "warm-up MB", "growth MB", "bytes a request", "within limit")
     return Table(header, rows, note)
