@@ -1,5 +1,5 @@
-"""Every acceleration, behind one function. The textbook says what is computed, and this room computes the same sooner: it
-is the only one that knows numba and Triton. Without the folder every stage runs as its lesson shows it.
+"""Every acceleration, behind one function. The textbook says what is computed; this room computes the same in less time.
+It is the only one that knows numba and Triton, and without the folder every stage runs as its lesson shows it.
 
 `why_not(...)` says, where something is made, what keeps it from running here; `suits(batch)` says so in a step.
 """

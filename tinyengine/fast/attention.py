@@ -1,6 +1,5 @@
-"""What `accelerate` puts in place of `PerRequest` and `PagedAttention`: the same attention, over keys where they lie or in
-as few calls as it takes. Each class has a word for itself in `backend`, and says with `why_not` where it cannot run.
-"""
+"""What `accelerate` puts in place of a stage's attention: the same, over keys where they lie, or in as few calls as it
+takes. Each class has its name as an option in `backend`, and says with `why_not` where it cannot run."""
 
 from functools import cache as once
 
@@ -69,7 +68,7 @@ class ByTorch:
     def __call__(self, batch: Batch) -> Attend:
         groups = side_by_side(batch.counts, batch.lengths, batch.block_size)
         dtype = self.cache.keys.dtype
-        parts = [Alone(batch, *group, dtype) if len(group) == 1 else SideBySide(batch, group, dtype) for group in groups]
+        parts = [(SideBySide if len(group) > 1 else Alone)(batch, group, dtype) for group in groups]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
@@ -83,7 +82,7 @@ class ByTorch:
 
 
 class ByLoops:
-    """In float32 on a CPU: a few queries read their keys where they lie; the many of a chunk share a copy of its keys."""
+    """In float32 on a CPU: a few queries read their keys where they lie, the many of a chunk share a copy of them."""
 
     backend = "numba"
     layout = staticmethod(flat_with_tables)
@@ -101,7 +100,7 @@ class ByLoops:
         cache, loops, most = self.cache, self.cache.loops, self.most_queries
         where = batch.cu_seqlens_q, batch.seqused_k, batch.block_table
         has_few = min(batch.counts) <= most
-        chunks = [Alone(batch, index, torch.float32) for index, count in enumerate(batch.counts) if count > most]
+        chunks = [Alone(batch, [index], torch.float32) for index, count in enumerate(batch.counts) if count > most]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             cache.write(layer, batch.slot_mapping, k, v)
@@ -208,7 +207,8 @@ def side_by_side(counts: list[int], lengths: list[int], block_size: int) -> list
 class Alone:
     """One request of a batch: its rows, where its keys are, and which of them its queries see, once for all layers."""
 
-    def __init__(self, batch: Batch, index: int, dtype: torch.dtype):
+    def __init__(self, batch: Batch, requests: list[int], dtype: torch.dtype):
+        (index,) = requests
         self.rows = slice(batch.starts[index], batch.starts[index + 1])
         self.length, device = batch.lengths[index], batch.tokens.device
         table = batch.tables[index]

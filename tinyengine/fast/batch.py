@@ -1,5 +1,5 @@
-"""The textbook's flat batch, with one copy to the device for all of its numbers: on CUDA a copy costs about as much as a
-small kernel, whatever its size."""
+"""The textbook's flat batch, with one copy to the device for all of its numbers: on CUDA a copy costs about as much as
+a small kernel, whatever its size."""
 
 from array import array
 from collections.abc import Sequence

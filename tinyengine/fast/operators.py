@@ -73,8 +73,7 @@ class Packed(LoopOperators):
 
 
 class PackedForOneDNN(Packed):
-    """With oneDNN's product. (torch.compile's own CPU backend calls the same two functions: they have no public name.)
-    """
+    """With oneDNN's product, by the two functions that torch.compile's CPU backend calls: they have no public name."""
 
     @staticmethod
     def why_not(model: torch.nn.Module) -> str | None:

@@ -1,5 +1,5 @@
-"""Loops that numba compiles, for float32 on a CPU: `loops` (attention and what is done row by row), `linear` (few rows by
-a matrix), `decode` (the two as one call for the whole model)."""
+"""Loops that numba compiles, for float32 on a CPU: `loops` (attention and what is done row by row), `linear` (few rows
+by a matrix), `decode` (the two as one call for the whole model)."""
 
 from importlib.util import find_spec
 

@@ -21,20 +21,19 @@ def paged_attention(
     cu_seqlens_q: torch.Tensor,
     seqused_k: torch.Tensor,
     block_table: torch.Tensor,
-    max_seqlen_q: int,
+    *,
+    max_seqlen_q: int | None = None,
     tile_rows: int | None = None,
     split_size: int | None = None,
     prefix_pure: bool = False,
 ) -> torch.Tensor:
-    """Causal attention of all requests' new tokens over all their keys, read where they lie in the arena.
+    """Causal attention as `attention.paged_attention` defines it, its keys read where they lie in the arena; in
+    bfloat16, float16 or float32, summed in float32.
 
-    q [N, heads, head_dim]: the new tokens of B requests, one request behind the other.
-    keys, values [n_blocks, block_size, kv_heads, head_dim]: one layer of the arena; the new tokens are already in it.
-    cu_seqlens_q [B + 1] int32: request r's queries are rows cu_seqlens_q[r] .. cu_seqlens_q[r + 1] - 1.
-    seqused_k [B] int32: tokens of each request in the arena, never fewer than its queries.
-    block_table [B, max_blocks] int32: position p lies in block block_table[r, p // block_size]. Entries past
-        seqused_k are never read.
-    max_seqlen_q: the most queries of any request; a request's queries past it would stay uncomputed.
+    keys, values: one layer of an arena that `check_arena` takes; the new tokens are already in it.
+    cu_seqlens_q, seqused_k, block_table: contiguous, int32. Table entries past a request's keys are never read.
+    max_seqlen_q: the most queries of any request; a request's queries past it would stay uncomputed. None looks for
+        it, which stops the GPU.
     tile_rows: rows of a tile, one of TILE_ROWS; None takes what suits max_seqlen_q. Tiles of different height may use
         different instructions of the GPU, so only with a fixed height are a request's bits free of its neighbours'.
     split_size: keys of one program, a multiple of 64; None gives all keys to one. With few long requests most of a GPU
@@ -42,18 +41,19 @@ def paged_attention(
         of splits would not. Costs float32 memory [splits, N, heads, head_dim], so it is for decodes and short chunks.
     prefix_pure: keeps a NaN or infinite value out of the queries before it. Its weight is 0 there, but 0 * NaN is NaN,
         so without this it may spoil them. A query that sees such a value gets NaN in that dimension. Every value is
-        looked at, which costs time, so it is for whoever promises bits.
-    -> [N, heads, head_dim], in q's dtype; bfloat16, float16 or float32, summed in float32.
+        looked at, which costs time, so it is for a stage that promises bits.
 
-    Query i of n sees keys 0 .. length - n + i: the mask is aligned to the bottom right. Whatever lies in slots that a
-    request does not own, NaN included, has no influence. Raises ValueError for inputs of the wrong shape or kind; what
-    the integers say is not looked at, as that would stop the GPU.
+    Whatever lies in slots that a request does not own, NaN included, has no influence. Raises ValueError for tensors of
+    another kind than the arena; what the integers say is not looked at, as that would stop the GPU.
     """
-    _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows, split_size)
+    _check_like(keys, q=q)
+    if not cu_seqlens_q.dtype == seqused_k.dtype == block_table.dtype == torch.int32:
+        raise ValueError("cu_seqlens_q, seqused_k and block_table must be int32: the kernel reads four bytes of each")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     (n_tokens, heads, head_dim), (_, block_size, kv_heads, _) = q.shape, keys.shape
     if n_tokens == 0:
         return out
+    max_seqlen_q = int(cu_seqlens_q.diff().max()) if max_seqlen_q is None else max_seqlen_q
     group = heads // kv_heads
     config = tile_config(max_seqlen_q * group, head_dim, q.dtype, tile_rows)
     splits, sums, stats = 1, out, out  # without splits the kernel leaves `sums` and `stats` alone
@@ -107,23 +107,12 @@ def paged_attention(
 def write_kv(keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
     """Puts k and v [N, kv_heads, head_dim] into slots slot_mapping [N] (int32 or int64) of one layer of the arena.
 
-    keys, values [n_blocks, block_size, kv_heads, head_dim]; slot s is block s // block_size, offset s % block_size.
-    No slot may occur twice. Raises ValueError for inputs of the wrong shape or kind.
+    keys, values [blocks, block_size, kv_heads, head_dim]; slot s is block s // block_size, offset s % block_size. No
+    slot may occur twice. Raises ValueError for tensors of another kind than the arena.
     """
-    _check_arena(keys, values)
-    for name, new in (("k", k), ("v", v)):
-        if new.ndim != 3 or new.shape[1:] != keys.shape[2:]:
-            raise ValueError(
-                f"{name} has shape {list(new.shape)}, but the arena takes [N, {keys.shape[2]}, {keys.shape[3]}] "
-                "([N, kv_heads, head_dim]): pass the keys and values of this layer's new tokens"
-            )
-        _check_like(keys, name, new)
-    if not (slot_mapping.shape == k.shape[:1] == v.shape[:1] and slot_mapping.dtype in (torch.int32, torch.int64)):
-        raise ValueError(
-            f"slot_mapping is {slot_mapping.dtype} of shape {list(slot_mapping.shape)} for {len(k)} keys and {len(v)} "
-            "values, but each new token needs one slot: pass [N], int32 or int64"
-        )
-    _check_device(keys, "slot_mapping", slot_mapping)
+    _check_like(keys, k=k, v=v)
+    if not slot_mapping.shape == k.shape[:1] == v.shape[:1]:
+        raise ValueError(f"slot_mapping has {len(slot_mapping)} slots for {len(k)} keys and {len(v)} values")
     (n_tokens, kv_heads, head_dim), block_size = k.shape, keys.shape[1]
     if n_tokens == 0:
         return
@@ -148,7 +137,7 @@ def tile_config(rows: int, head_dim: int, dtype: torch.dtype, tile_rows: int | N
     """What the kernel is compiled for: tile sizes, warps and stages, for `rows` query rows (queries x group).
 
     The height of a key tile depends on the model alone (head_dim, dtype), never on the batch: a request's keys are
-    summed in the same portions whoever runs beside it.
+    summed in the same portions in any company.
     """
     dim = max(16, triton.next_power_of_2(head_dim))  # tl.dot takes no fewer than 16, and only powers of two
     row_bytes = dim * dtype.itemsize
@@ -261,7 +250,7 @@ def _attend(
         sums = tl.dot(weights.to(v_tile.dtype), v_tile, sums * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)
         best = higher
-    if PREFIX_PURE:  # whoever sees a key sees all before it, so the first one that spoils decides
+    if PREFIX_PURE:  # a query that sees a key sees all before it, so the first one that spoils decides
         sums = tl.where(spoilt[None, :] <= position[:, None], float("nan"), sums)
     if SPLIT_SIZE:
         part = (split * n_tokens + token) * (tl.num_programs(1) * GROUP) + head[:, None]
@@ -350,45 +339,15 @@ def _write(
     tl.store(values + block * value_block + offset * value_slot + head * value_head + dim, new_v, mask=real)
 
 
-# The checks run in every layer of every iteration, so a sentence is only built where it is raised.
-
-
-def _check(q, keys, values, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, tile_rows, split_size):
-    _check_arena(keys, values)
-    kv_heads, head_dim = keys.shape[2:]
-    if q.ndim != 3 or q.shape[2] != head_dim:
-        raise ValueError(
-            f"q has shape {list(q.shape)}, but the arena's keys need [N, heads, {head_dim}]: pass one row per new token"
-        )
-    if q.shape[1] == 0 or q.shape[1] % kv_heads:
-        raise ValueError(
-            f"q has {q.shape[1]} heads and the arena {kv_heads}, but each key head serves equally many query heads: "
-            "heads must be a multiple of kv_heads"
-        )
-    _check_like(keys, "q", q)
-    requests = len(seqused_k)
-    _check_integers(q, "cu_seqlens_q", cu_seqlens_q, 1, requests + 1)
-    _check_integers(q, "seqused_k", seqused_k, 1, requests)
-    _check_integers(q, "block_table", block_table, 2, requests)
-    if max_seqlen_q < 1:
-        raise ValueError(
-            f"max_seqlen_q is {max_seqlen_q}, but a batch has at least 1 query: pass the most queries of any request"
-        )
-    if tile_rows is not None and tile_rows not in TILE_ROWS:
-        raise ValueError(f"tile_rows is {tile_rows}, but a tile has one of {TILE_ROWS} rows: pass one of them, or None")
-    if split_size is not None and (split_size < 64 or split_size % 64):
-        raise ValueError(
-            f"split_size is {split_size}, but a split holds whole key tiles: pass a multiple of 64, or None"
-        )
-
-
-def _check_arena(keys: torch.Tensor, values: torch.Tensor):
+def check_arena(keys: torch.Tensor, values: torch.Tensor):
+    """Raises ValueError unless these, one layer of an arena, are as the kernels read them. It is asked once, when a
+    backend is made; what a step brings with it is only compared with the arena."""
     if keys.ndim != 4 or keys.shape != values.shape:
         raise ValueError(
             f"keys have shape {list(keys.shape)} and values {list(values.shape)}, but both must be "
-            "[n_blocks, block_size, kv_heads, head_dim]: pass one layer of the arena"
+            "[blocks, block_size, kv_heads, head_dim]: pass one layer of the arena"
         )
-    _, block_size, kv_heads, head_dim = keys.shape
+    _, block_size, _, head_dim = keys.shape
     if block_size < 1 or block_size & (block_size - 1):
         raise ValueError(
             f"block_size is {block_size}, but the kernel needs a power of two: build the arena with 16, say"
@@ -397,8 +356,6 @@ def _check_arena(keys: torch.Tensor, values: torch.Tensor):
         raise ValueError(
             f"head_dim is {head_dim}, but the kernel takes 16 to 256: use the torch attention for this model"
         )
-    if kv_heads < 1:
-        raise ValueError("the arena has 0 key heads, but it needs at least 1: pass one layer of the arena")
     if keys.dtype not in DTYPES:
         raise ValueError(
             f"keys are {keys.dtype}, but the kernel takes bfloat16, float16 and float32: cast the arena to one of them"
@@ -408,30 +365,20 @@ def _check_arena(keys: torch.Tensor, values: torch.Tensor):
             f"keys are on {keys.device}, but a Triton kernel runs on CUDA: move the arena there, or set "
             "TRITON_INTERPRET=1 before the import to try the kernel out without a GPU"
         )
-    _check_like(keys, "keys", keys)
-    _check_like(keys, "values", values)
-
-
-def _check_like(arena: torch.Tensor, name: str, tensor: torch.Tensor):
-    if tensor.dtype != arena.dtype:
-        raise ValueError(f"{name} is {tensor.dtype} and the arena {arena.dtype}, but they must agree: cast one of them")
-    if tensor.stride(-1) != 1 and tensor.numel():
+    kinds = [(arena.dtype, arena.device, arena.stride(-1)) for arena in (keys, values)]
+    if kinds[0] != kinds[1] or keys.stride(-1) != 1:
         raise ValueError(
-            f"{name} has stride {tensor.stride(-1)} in head_dim, but the kernel reads neighbours: pass .contiguous()"
+            f"keys are {kinds[0]} and values {kinds[1]} (dtype, device, stride in head_dim), but both must be of one "
+            "kind, with stride 1: the kernel reads neighbours"
         )
-    _check_device(arena, name, tensor)
 
 
-def _check_integers(q: torch.Tensor, name: str, tensor: torch.Tensor, ndim: int, length: int):
-    if tensor.dtype != torch.int32 or tensor.ndim != ndim or len(tensor) != length or tensor.stride(-1) != 1:
-        raise ValueError(
-            f"{name} is {tensor.dtype} of shape {list(tensor.shape)} with strides {tensor.stride()}, but seqused_k "
-            f"counts {length - (name == 'cu_seqlens_q')} requests: pass a contiguous int32 tensor "
-            f"[{length}{', max_blocks' if ndim == 2 else ''}]"
-        )
-    _check_device(q, name, tensor)
-
-
-def _check_device(like: torch.Tensor, name: str, tensor: torch.Tensor):
-    if tensor.device != like.device:
-        raise ValueError(f"{name} is on {tensor.device}, but the rest is on {like.device}: move it there")
+def _check_like(arena: torch.Tensor, **rows: torch.Tensor):
+    """In every layer of every step, so a sentence is only built where it is raised."""
+    for name, x in rows.items():
+        if x.dtype != arena.dtype or x.device != arena.device or x.shape[2:] != arena.shape[3:] or x.stride(-1) != 1:
+            raise ValueError(
+                f"{name} is {x.dtype} {list(x.shape)} on {x.device} with strides {x.stride()}, but the arena is "
+                f"{arena.dtype} {list(arena.shape)} on {arena.device}: {name} must be [rows, heads, "
+                f"{arena.shape[3]}] of its dtype, contiguous in head_dim"
+            )
