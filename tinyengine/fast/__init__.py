@@ -1,5 +1,5 @@
-"""Every acceleration, behind one function. The textbook says what is computed; this room computes the same in less time.
-It is the only one that knows numba and Triton, and without the folder every stage runs as its lesson shows it.
+"""Every acceleration, behind one function. The textbook says what is computed, and this room computes the same in less
+time. It is the only one that knows numba and Triton, and without the folder every stage runs as its lesson shows it.
 
 `why_not(...)` says, where something is made, what keeps it from running here; `suits(batch)` says so in a step.
 """
@@ -9,7 +9,9 @@ import torch
 from tinyengine.attention import KVCache, Padded, PagedAttention, PerRequest
 from tinyengine.fast import decode, graphs
 from tinyengine.fast.attention import ByLoops, ByTorch, ByTriton, ByVarlen, FastPadded
+from tinyengine.fast.invariant import INVARIANT
 from tinyengine.fast.kernels import cuda
+from tinyengine.invariant import Invariant
 
 OPTIONS = ("attention_backend", "split_kv", "cuda_graphs", "compiled_decode")
 BACKENDS = ("auto", "torch", "numba", "triton", "varlen")
@@ -19,6 +21,7 @@ CANDIDATES = {
     Padded: (FastPadded,),
     PerRequest: (ByLoops, ByTorch),
     PagedAttention: (ByTriton, ByLoops, ByTorch, ByVarlen),
+    Invariant: INVARIANT,
 }
 
 
