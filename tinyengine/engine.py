@@ -64,10 +64,10 @@ class Engine:
         sizes = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         sizes |= dict(num_slots=inputs.check_sizes(model, num_slots, block_size, **sizes), block_size=block_size)
         extras, others = inputs.split_options(stage, options, scheduler, fast)
+        inputs.check_memory(model, scheduler.memory.n_slots if scheduler else sizes["num_slots"])
         self.model = model
         self.scheduler = build(stage, extras, **sizes) if scheduler is None else scheduler
         self.memory = self.scheduler.memory
-        inputs.check_memory(model, self.memory.n_slots)
         kind, n_blocks = STAGES[stage][2], self.memory.n_slots // self.memory.block_size
         self.attention = kind(KVCache(model.config, n_blocks, self.memory.block_size, model.device, model.dtype))
         self.operators = self.attention.operators(model)

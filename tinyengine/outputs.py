@@ -114,6 +114,7 @@ class Outputs(dict):
     def abort(self, request_id: str):
         """Ends an unfinished request now, wherever it is."""
         entry = self.open.pop(request_id)
+        self._written = deque(written for written in self._written if written[0] is not entry)
         self._scheduler.abort(entry.request)
         entry.output.finish_reason = "abort"
         if request_id in self._trace.requests:  # else it never arrived, and the trace knows nothing of it
@@ -121,7 +122,8 @@ class Outputs(dict):
 
     def knows(self, request_id: str) -> bool:
         """Whether an id is in use: by an unfinished request, by an output that was not popped, or in the trace."""
-        return any(request_id in place for place in (self.open, self, self._trace.requests))
+        places = self.open, self, self._trace.requests
+        return isinstance(request_id, str) and any(request_id in place for place in places)
 
     def drop(self, request_ids: list[str]):
         """Aborts these and forgets their outputs: now, or where a call is at work, before the next iteration."""
@@ -132,9 +134,11 @@ class Outputs(dict):
 
     def sweep(self):
         while self._dropped:
-            if self._dropped[0] in self.open:
-                self.abort(self._dropped[0])
-            self.pop(self._dropped[0], None)
+            request_id = self._dropped[0]
+            if request_id in self.open:
+                self.abort(request_id)
+            self.pop(request_id, None)
+            self._streamed = [token for token in self._streamed if token.request_id != request_id]
             self._dropped.popleft()
 
     def _write(self, token: Token):

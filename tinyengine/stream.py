@@ -20,12 +20,13 @@ class Stream:
         self.outputs: list[Output] = []
         self._engine = engine
         self._ready: deque[StreamedToken] = deque()
+        self._is_open = True
         with engine.guard:
             try:
                 for prompt, own in zip(prompts, params):
                     self.outputs.append(engine.outputs[engine.add_request(prompt, own)])
             except BaseException:
-                self.close()
+                self._end()
                 raise
         self._given = [0] * len(self.outputs)
 
@@ -36,7 +37,7 @@ class Stream:
         with self._engine.guard:
             while not self._collect():
                 if all(output.finish_reason for output in self.outputs):
-                    self.close()
+                    self._end()
                     raise StopIteration
                 self._engine.step()
             return self._ready.popleft()
@@ -49,10 +50,17 @@ class Stream:
             self._given[number] = len(output.token_ids)
         return bool(self._ready)
 
+    def _end(self):
+        """`close`, and at once, though this is a call at work: it has nothing else under way."""
+        self.close()
+        self._engine.outputs.sweep()
+
     def close(self):
         """Aborts its requests that are unfinished, and forgets their outputs."""
-        self._engine.outputs.drop([output.request_id for output in self.outputs])
+        if self._is_open:
+            self._engine.outputs.drop([output.request_id for output in self.outputs])
+            self._is_open = False
 
     def __del__(self):
-        if hasattr(self, "_given"):
+        if hasattr(self, "_is_open"):  # else its arguments were refused
             self.close()
