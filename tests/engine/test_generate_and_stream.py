@@ -75,11 +75,32 @@ def test_a_stream_yields_before_the_next_step(engine):
         assert len(engine.trace.iterations) == count
 
 
-def test_a_stream_that_is_never_started_adds_nothing(engine):
+@pytest.mark.parametrize("how", ["close", "forget"])
+def test_a_stream_that_is_never_read_leaves_nothing(engine, how):
     stream = engine.stream(PROMPTS, PARAMS)
-    assert not engine.has_unfinished()
-    stream.close()
+    assert len(engine.outputs.open) == len(PROMPTS) == len(stream.outputs)
+    if how == "close":
+        stream.close()
+    del stream
+    gc.collect()
     assert_nothing_left(engine)
+    assert not engine.outputs and not engine.trace.iterations
+
+
+def test_a_stream_has_the_outputs_of_its_requests(engine, alone):
+    stream = engine.stream(PROMPTS[:2], LIMITS[:2])
+    for token in stream:
+        output = next(output for output in stream.outputs if output.request_id == token.request_id)
+        assert output.token_ids[-1] == token.token_id and output.finish_reason == token.finish_reason
+    assert ids(stream.outputs) == alone[:2] and list(stream) == []
+
+
+@pytest.mark.parametrize("bad", [[[300]], [[1], [300]], 7])
+def test_a_stream_of_a_bad_prompt_is_refused_when_it_is_made(engine, bad):
+    with pytest.raises(ValueError, match=r"token id 300|must be a prompt or a list of them"):
+        engine.stream(bad, PARAMS)
+    assert_nothing_left(engine)
+    assert not engine.outputs
 
 
 @pytest.mark.parametrize("after", [1, 2, 7, 20])
@@ -103,7 +124,7 @@ def test_a_stream_that_ends_early_leaks_nothing_and_harms_nobody(engine, alone, 
             stream.close()
         del stream
         gc.collect()
-    assert set(engine._requests) <= {other, late}
+    assert set(engine.outputs.open) <= {other, late}
     assert set(engine.memory.holders) <= {other, late}
     engine.memory.check()
     drain(engine)
