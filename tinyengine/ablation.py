@@ -2,7 +2,6 @@
 
 from math import inf
 
-from tinyengine.queue import Queue
 from tinyengine.request import Request
 from tinyengine.scheduler import Chunked, Plan
 
@@ -28,6 +27,7 @@ class Ablated(Chunked):
         self.admit_first_chunk = admit_first_chunk
         self._prompts_next = True
         self._turn: bool | None = None  # without mixing: True in an iteration of prompts, False in one of decodes
+        self._admits = True
         self._newcomer: Request | None = None
 
     def schedule(self) -> Plan:
@@ -35,19 +35,10 @@ class Ablated(Chunked):
             return super().schedule()
         queued, self._newcomer = len(self.waiting), None
         for prompts in (self._prompts_next, not self._prompts_next):  # the other kind runs where one has nothing to do
-            plan = self._take_turn(prompts, admits=prompts and len(self.waiting) <= queued)
-            if plan:
+            self._turn, self._admits = prompts, prompts and len(self.waiting) <= queued
+            if plan := [(request, n_tokens) for request, n_tokens in super().schedule() if n_tokens]:
                 self._prompts_next = not prompts
                 break
-        return plan
-
-    def _take_turn(self, prompts: bool, admits: bool) -> Plan:
-        self._turn = prompts
-        hidden = Queue()
-        if not admits:
-            hidden, self.waiting = self.waiting, Queue()
-        plan = [(request, n_tokens) for request, n_tokens in super().schedule() if n_tokens]
-        self.waiting = Queue([*self.waiting, *hidden])  # what was preempted stands before what waited
         return plan
 
     def _share(self, request: Request, budget: int) -> int:
@@ -58,7 +49,7 @@ class Ablated(Chunked):
         return super()._share(request, budget)
 
     def _admit_next(self) -> bool:
-        if not self.waiting or len(self.running) >= self.max_num_seqs:
+        if not self._admits or not self.waiting or len(self.running) >= self.max_num_seqs:
             return False
         request = self._newcomer = self.waiting[0]
         fits = self._admit_by_first_chunk if self.admit_first_chunk else self._admit_whole

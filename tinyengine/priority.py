@@ -1,6 +1,8 @@
 """Urgent requests first: vLLM's priority scheduling, with deadlines."""
 
-from itertools import pairwise
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import count
 from math import inf
 
 from tinyengine.queue import Queue
@@ -16,8 +18,42 @@ def deadline(request: Request) -> float:
 
 
 def urgency(request: Request) -> tuple:
-    """The smaller, the sooner. Sorting is stable: of equals, the one that was added first."""
+    """The smaller, the sooner; of equals, the one that was added first."""
     return request.priority, deadline(request), request.arrival
+
+
+class UrgentQueue(Queue):
+    """A queue that is always in order of urgency, however long it is. Of equals, one that was put to the end stands
+    behind the others, and one that was put to the front stands before them."""
+
+    def __init__(self):
+        super().__init__()
+        self._entries: list[tuple] = []  # sorted: (urgency, place among equals, request)
+        self._entry_of: dict[Request, tuple] = {}
+        self._places = count(1)
+
+    def append(self, request: Request):
+        self._insert(request, next(self._places))
+
+    def appendleft(self, request: Request):
+        self._insert(request, -next(self._places))
+
+    def popleft(self) -> Request:
+        request = self[0]
+        self.remove(request)
+        return request
+
+    def remove(self, request: Request):
+        super().remove(request)
+        del self._entries[bisect_left(self._entries, self._entry_of.pop(request))]
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for *_, request in self._entries)
+
+    def _insert(self, request: Request, place: int):
+        super().append(request)
+        self._entry_of[request] = urgency(request), place, request
+        insort(self._entries, self._entry_of[request])
 
 
 class Prioritised:
@@ -34,22 +70,17 @@ class Prioritised:
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}, but the policies are {', '.join(POLICIES)}")
         self.policy = policy
+        self.waiting = UrgentQueue() if policy == "priority" else self.waiting
         self._places: dict[Request, int] = {}
 
     def schedule(self) -> Plan:
         if self.policy == "fcfs":
             return super().schedule()
-        self._sort()
         self._places = {request: place for place, request in enumerate(self.running)}
         plan = super().schedule()
-        self._sort()
+        if self.running and self.running[-1] not in self._places:
+            self.running.sort(key=urgency)  # newcomers stand at its end
         return plan
-
-    def _sort(self):
-        self.running.sort(key=urgency)
-        order = [urgency(request) for request in self.waiting]
-        if any(later < sooner for sooner, later in pairwise(order)):
-            self.waiting = Queue(sorted(self.waiting, key=urgency))
 
     def _share(self, request: Request, budget: int) -> int:
         """One token is left for each running request behind this one, whose decode would stall while an urgent prompt

@@ -78,21 +78,22 @@ class Speculative:
         return look_up(request.tokens, most) if most > 0 else []
 
     def commit(self, plan: Plan, tokens: list) -> list[Token]:
-        for (request, _), got in zip(plan, tokens):
-            if not request.finished and got is not None:
-                _check_number(request, got)
-        check_plan(plan, [got if got is None or isinstance(got, Integral) else got[-1] for got in tokens])
+        if len(tokens) != len(plan) or not any(request.guesses for request, _ in plan):
+            return super().commit(plan, tokens)
+        each = [as_list(got) if request.guesses else [got] for (request, _), got in zip(plan, tokens)]
+        for (request, n_tokens), got in zip(plan, each):
+            _check_guesses(request, n_tokens, got)
+        check_plan(plan, [got[-1] for got in each])
         certain, last, events = [], [], {}
-        for (request, n_tokens), got in zip(plan, tokens):
-            if request.guesses and got is not None and not request.finished:
-                got = [got] if isinstance(got, Integral) else list(got)
+        for (request, n_tokens), got in zip(plan, each):
+            if request.guesses:
                 n_tokens -= request.guesses + 1 - len(got)  # the guesses that were wrong
                 take_back(request)
-                request.tokens += got[:-1]
-                events[request] = [Token(request, token, None) for token in got[:-1]]
-                got = got[-1]
+                right = [int(token) for token in got[:-1]]
+                request.tokens += right
+                events[request] = [Token(request, token, None) for token in right]
             certain.append((request, n_tokens))
-            last.append(got)
+            last.append(got[-1])
         for event in super().commit(certain, last):
             events.setdefault(event.request, []).append(event)
         return [event for request, _ in plan for event in events.get(request, ())]
@@ -109,10 +110,24 @@ def take_back(request: Request):
         request.guesses = 0
 
 
-def _check_number(request: Request, got):
-    number = 1 if isinstance(got, Integral) else len(got)
-    if not 1 <= number <= request.guesses + 1:
+def as_list(got) -> list:
+    """What a request with guesses got; a single token is a list of one."""
+    return list(got) if isinstance(got, (list, tuple)) else [got]
+
+
+def _check_guesses(request: Request, n_tokens: int, got: list):
+    """Raises ValueError unless the tokens that a request got are as many as its guesses allow, and whole numbers, and
+    its guesses are verified in one iteration."""
+    if not 1 <= len(got) <= request.guesses + 1:
         raise ValueError(
-            f"request {request.request_id!r} was given {number} tokens, but with {request.guesses} guesses it can get "
-            f"1 to {request.guesses + 1}"
+            f"request {request.request_id!r} was given {len(got)} tokens, but with {request.guesses} guesses it can "
+            f"get 1 to {request.guesses + 1}"
         )
+    if request.guesses and n_tokens < request.gap:
+        raise ValueError(
+            f"request {request.request_id!r} is planned with {n_tokens} tokens, but its {request.guesses} guesses are "
+            f"verified in one iteration, which takes {request.gap}"
+        )
+    for token in got[:-1]:
+        if not isinstance(token, (int, Integral)):
+            raise ValueError(f"request {request.request_id!r} was given {token!r}, but a token is a whole number")
