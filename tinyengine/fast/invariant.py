@@ -1,8 +1,8 @@
 """What `accelerate` puts in place of the sixth stage's attention and operators.
 
-`InvariantByTorch` has the bits of the definition, `invariant.attention.one_query`. The loops of numba and the kernels of
-Triton have not: each has an order of summation of its own. They are held to the definition within rounding, and bit by
-bit to what the stage promises: a query's bits are the same in any batch.
+`InvariantByTorch` has the bits of the definition, `invariant.attention.one_query`. Loops and Triton's kernels have not,
+since each sums up in an order of its own: they are held to the definition within rounding, and bit by bit to what the
+stage promises, that a query's bits are the same in any batch.
 """
 
 import torch
@@ -13,7 +13,7 @@ from tinyengine.fast.attention import ByLoops, ByTriton
 from tinyengine.fast.batch import flat
 from tinyengine.fast.operators import LoopOperators, PackedForOneThread, fastest
 from tinyengine.fast.splits import InSplits
-from tinyengine.invariant.envelope import TILES, SameThreads, first_that_holds, tested_operators
+from tinyengine.invariant.envelope import TILES, SameThreads, check_attention, first_that_holds, tested_operators
 from tinyengine.invariant.operators import InvariantOperators, pad_rows
 from tinyengine.operators import Operators, Rope
 
@@ -92,7 +92,8 @@ class InvariantByTorch(SameThreads, InSplits):
 
     @staticmethod
     def operators(model: torch.nn.Module) -> Operators:
-        return first_that_holds(model, [tested_operators(model)], InvariantByTorch)
+        check_attention(model, InvariantByTorch)
+        return tested_operators(model)
 
 
 class InvariantByLoops(SameThreads, ByLoops):
@@ -103,12 +104,11 @@ class InvariantByLoops(SameThreads, ByLoops):
 
     @staticmethod
     def operators(model: torch.nn.Module) -> Operators:
+        check_attention(model, InvariantByLoops)
         loops = fastest(model)
         if isinstance(loops, PackedForOneThread):
-            candidates = [OneProduct(loops)]
-        else:
-            candidates = [PaddedLoops(rows, loops) for rows in TILES]
-        return first_that_holds(model, candidates, InvariantByLoops)
+            return first_that_holds(model, [OneProduct(loops)])
+        return first_that_holds(model, [PaddedLoops(rows, loops) for rows in TILES])
 
 
 class InvariantByTriton(SameThreads, ByTriton):
@@ -121,8 +121,9 @@ class InvariantByTriton(SameThreads, ByTriton):
 
     @staticmethod
     def operators(model: torch.nn.Module) -> Operators:
+        check_attention(model, InvariantByTriton)
         # tiles of several heights where they give the same bits, else one height for all
-        return first_that_holds(model, [OnGPU(rows) for rows in (None, 64, 16)], InvariantByTriton)
+        return first_that_holds(model, [OnGPU(rows) for rows in (None, 64, 16)])
 
 
 # In accelerate's table of candidates, by the stage's attention `Invariant`:

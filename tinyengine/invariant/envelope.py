@@ -1,4 +1,4 @@
-"""Whether the promise holds here: a self-test of the operators, on this machine and this model's own shapes.
+"""Whether the promise holds here: a self-test, on this machine and this model's own shapes.
 
 That a product with a multiple of 8 rows has one order of summation is no law, only how the libraries at hand behave.
 So before an engine claims invariance, rows are computed alone and in awkward company, and their bits compared. What was
@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from tinyengine.attention import KVCache
-from tinyengine.batch import flat
-from tinyengine.invariant.attention import SPLIT, InvariantAttention
+from tinyengine.attention import Attend, KVCache
+from tinyengine.batch import Batch
+from tinyengine.invariant.attention import SPLIT
 from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
 from tinyengine.memory import Blocks
 from tinyengine.operators import Operators
@@ -24,10 +24,27 @@ from tinyengine.sampler import cut, gumbel_noise
 AWKWARD = (1, 2, 3, 5, 7, 8, 9, 11, 16, 17, 33, 52, 64, 100, 129, 257)  # rows of a batch
 FILLS = (None, 0.0, torch.nan, torch.inf)  # what the neighbours of a row may hold
 MOST_FLOP = 2e10  # of one weight's test: about half a second
+TILES = (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)  # heights of a product that are tried, one after the other
 LARGE = 2**25  # numbers in a weight from which each call takes long by itself, however few its rows
 TWO_TILES = (2, 9)  # rows that make one tile and two: a large weight is tried with these alone
 
-_tested: dict[tuple, Operators] = {}  # those that hold in an envelope
+_tested: dict[tuple, int] = {}  # by envelope and candidates: which of them holds
+
+
+class SameThreads:
+    """Before an attention class: it serves with as many threads of torch as it was made with, and no others."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.num_threads = torch.get_num_threads()
+
+    def __call__(self, batch: Batch) -> Attend:
+        if torch.get_num_threads() != self.num_threads:
+            raise RuntimeError(
+                f"torch has {torch.get_num_threads()} threads, but this engine was made with {self.num_threads}, and "
+                "its bits depend on that: set the thread count back, or make a new engine"
+            )
+        return super().__call__(batch)
 
 
 def envelope(model) -> tuple:
@@ -38,32 +55,44 @@ def envelope(model) -> tuple:
 
 
 def tested_operators(model) -> Operators:
-    """torch's operators for the invariant stage, tested on this model's shapes. Its attention computes each query by
-    itself, so that there is no company to test it in."""
-    return first_that_holds(model, [InvariantOperators(rows * TILE_ROWS) for rows in (1, 2, 4)])
+    """torch's operators for the invariant stage. (Its attention has no test: it computes each query by itself.)"""
+    return first_that_holds(model, [InvariantOperators(rows) for rows in TILES])
 
 
 @torch.inference_mode()
-def first_that_holds(model, candidates: list[Operators], make_attention: type | None = None) -> Operators:
-    """The first of these operators that holds for this model here, beside this attention; tested once per envelope and
-    process.
+def first_that_holds(model, candidates: list[Operators]) -> Operators:
+    """The first of these operators whose rows are the same in any batch; tested once per envelope and process.
 
-    Raises RuntimeError, naming operator and shape, where a row's bits depend on its batch with each of them.
+    Raises RuntimeError, naming operator and shape, where none of them holds.
     """
-    key = envelope(model), make_attention, *((type(operators), vars(operators).get("tile_rows")) for operators in candidates)
+    key = envelope(model), *((type(operators), operators.tile_rows) for operators in candidates)
     if key not in _tested:
-        for number, operators in enumerate(candidates):
-            fault = next(faults(model, operators, make_attention), None)
-            if fault is None:
-                _tested[key] = number
-                break
-        else:
-            raise RuntimeError(
-                f"{fault} depends on the batch here (torch {torch.__version__}, {torch.get_num_threads()} threads, "
-                f"{model.device}, {str(model.dtype).removeprefix('torch.')}), so no invariance can be promised: try "
-                "another thread count or dtype, or use the stage 'chunked'"
-            )
+        failure, tried = "", 0
+        while failure is not None and tried < len(candidates):
+            failure = next(failures(model, candidates[tried]), None)
+            tried += 1
+        _refuse(model, failure)
+        _tested[key] = tried - 1
     return candidates[_tested[key]]
+
+
+@torch.inference_mode()
+def check_attention(model, make_attention: Callable):
+    """Raises RuntimeError where an attention gives a query other bits in company than alone; tested once per envelope
+    and process."""
+    key = envelope(model), make_attention
+    if key not in _tested:
+        _refuse(model, failure_of_attention(model, make_attention))
+        _tested[key] = 0
+
+
+def _refuse(model, failure: str | None):
+    if failure:
+        raise RuntimeError(
+            f"{failure} depends on the batch here (torch {torch.__version__}, {torch.get_num_threads()} threads, "
+            f"{model.device}, {str(model.dtype).removeprefix('torch.')}), so no invariance can be promised: try "
+            "another thread count or dtype, or use the stage 'chunked'"
+        )
 
 
 def row_wise(model, operators: Operators) -> Iterator[tuple[str, Callable, int]]:
@@ -80,24 +109,30 @@ def row_wise(model, operators: Operators) -> Iterator[tuple[str, Callable, int]]
 
     def heads(x: torch.Tensor) -> torch.Tensor:
         norms, angles = (attention.q_norm, attention.k_norm), [part.repeat(len(x), 1, 1) for part in rope]
-        return torch.cat(operators.split_normalise_rotate(x.view(len(x), -1, config.head_dim), attention.heads, norms, angles), 1)
+        qkv = x.view(len(x), -1, config.head_dim)
+        return torch.cat(operators.split_normalise_rotate(qkv, attention.heads, norms, angles), 1)
 
     yield f"heads {attention.heads}", heads, sum(attention.heads) * config.head_dim
 
 
-def faults(model, operators: Operators, make_attention: type | None) -> Iterator[str]:
+def failures(model, operators: Operators) -> Iterator[str]:
     """Names each operator, with its shape, that gives a row other bits in company than alone."""
-    config = model.config
     largest = max(weight.numel() for weight in model.parameters())
     sizes = [n for n in AWKWARD if 2 * largest * n * len(FILLS) < MOST_FLOP]
     for name, operator, width in row_wise(model, operators):
         few = name.startswith("linear lm_head") and model.lm_head.weight.numel() > LARGE
         if not same_in_company(operator, width, model.norm.weight, TWO_TILES if few else sizes):
             yield name
-    if not sampler_is_row_wise(config.vocab_size, model.device):
-        yield f"sampler [{config.vocab_size}]"
-    if make_attention and not attention_is_prefix_pure(make_attention, config, model.device, model.dtype):
-        yield f"attention [{config.num_attention_heads}:{config.num_key_value_heads}, {config.head_dim}]"
+    if not sampler_is_row_wise(model.config.vocab_size, model.device):
+        yield f"sampler [{model.config.vocab_size}]"
+
+
+def failure_of_attention(model, make_attention: Callable) -> str | None:
+    """An attention's name, with its shape, if it gives a query other bits in company than alone."""
+    config = model.config
+    if attention_is_prefix_pure(make_attention, config, model.device, model.dtype):
+        return None
+    return f"attention [{config.num_attention_heads}:{config.num_key_value_heads}, {config.head_dim}]"
 
 
 def _weights(model) -> dict[str, torch.Tensor]:
@@ -149,10 +184,9 @@ def sampler_is_row_wise(vocab_size: int, device: torch.device) -> bool:
     return same_in_company(both, vocab_size, torch.zeros(0, device=device), (1, 2, 5))
 
 
-def attention_is_prefix_pure(make_attention: type, config, device: torch.device, dtype: torch.dtype) -> bool:
+def attention_is_prefix_pure(make_attention: Callable, config, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a query's output has the same bits however its request was cut into chunks, beside whom, and whatever
-    comes behind it."""
-    config = replace(config, num_hidden_layers=1)
+    comes behind it. make_attention: an attention class, or whatever makes one around a cache."""
     length = 2 * SPLIT + 22
     whole = attend_in_chunks(make_attention, config, device, dtype, [length])
     for chunks, others, block_size in (
@@ -166,10 +200,9 @@ def attention_is_prefix_pure(make_attention: type, config, device: torch.device,
     return all(same_bits(got, wanted) for got, wanted in beside_later_tokens(make_attention, config, device, dtype))
 
 
-def beside_later_tokens(make_attention: type, config, device: torch.device, dtype: torch.dtype) -> Iterator[tuple]:
+def beside_later_tokens(make_attention: Callable, config, device: torch.device, dtype: torch.dtype) -> Iterator[tuple]:
     """The queries before a token whose key and value are NaN or infinite, and the same ones before an ordinary token;
     then all queries, that token's own and later ones too, in other chunks and in one piece."""
-    config = replace(config, num_hidden_layers=1)
     length, place = 2 * SPLIT + 22, SPLIT + 7
     ordinary = attend_in_chunks(make_attention, config, device, dtype, [length])
     for fill in (torch.nan, torch.inf, -torch.inf):
@@ -182,7 +215,14 @@ def beside_later_tokens(make_attention: type, config, device: torch.device, dtyp
 
 
 def attend_in_chunks(
-    make_attention, config, device, dtype, chunks, others=(), block_size: int = 16, spoil: tuple | None = None
+    make_attention: Callable,
+    config,
+    device: torch.device,
+    dtype: torch.dtype,
+    chunks: list[int],
+    others: tuple[int, ...] | list[int] = (),
+    block_size: int = 16,
+    spoil: tuple[int, float] | None = None,
 ) -> torch.Tensor:
     """One request's attention, computed chunk by chunk between other requests: [sum(chunks), heads, head_dim].
 
@@ -190,38 +230,34 @@ def attend_in_chunks(
     tokens of a neighbour in each iteration. spoil: a position of the request, and what its key and value are filled
     with. The arena is full of NaN before.
     """
-    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    length, most = sum(chunks), max([0, *others]) * len(chunks)
-    memory = Blocks((len(others) + 1) * -(-max(length, most) // block_size) + 3, block_size)
-    cache = KVCache(config, memory.n_slots // block_size, block_size, device, dtype)
+    middle = len(others) // 2  # where the request stands; it has seed 0, wherever that is
+    counts = [[*others[:middle], chunk, *others[middle:]] for chunk in chunks]  # new tokens, by iteration and request
+    seeds = [*range(1, middle + 1), 0, *range(middle + 1, len(others) + 1)]
+    rows = [random_rows(config, sum(n), seed, device, dtype) for n, seed in zip(zip(*counts), seeds)]
+    if spoil:
+        for part in rows[middle][1:]:
+            part[spoil[0]] = spoil[1]
+    memory = Blocks(sum(-(-len(q) // block_size) for q, _, _ in rows) + 3, block_size)
+    cache = KVCache(replace(config, num_hidden_layers=1), memory.n_blocks, block_size, device, dtype)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
     attention = make_attention(cache)
-    streams = []
-    for index in range(len(others) + 1):  # the request itself has index 0, and stands in the middle
-        chance = torch.Generator().manual_seed(index)
-        n = length if index == 0 else others[index - 1] * len(chunks)
-        shapes = [(n, width, head_dim) for width in (heads, kv_heads, kv_heads)]
-        streams.append([torch.randn(shape, generator=chance).to(device, dtype) for shape in shapes])
-    if spoil:
-        place, fill = spoil
-        for part in streams[0][1:]:
-            part[place] = fill
-    requests = [Request(str(index), [0] * len(q)) for index, (q, _, _) in enumerate(streams)]
-    for request in reversed(requests):
-        memory.admit(request, len(request.tokens))
+    requests = [Request(str(seed), [0] * len(q)) for seed, (q, _, _) in zip(seeds, rows)]
     out = []
-    for chunk in chunks:
-        order = [*range(1, len(others) // 2 + 1), 0, *range(len(others) // 2 + 1, len(requests))]
-        plan = [(requests[index], chunk if index == 0 else others[index - 1]) for index in order]
-        for request, n_tokens in plan:
-            memory.grow(request, request.computed + n_tokens)
-        batch = flat(plan, memory, 0, device)
+    for plan in (list(zip(requests, n_tokens)) for n_tokens in counts):
+        for request, n in plan:
+            memory.grow(request, request.computed + n)
+        batch = attention.layout(plan, memory, 0, device)
         spans = [slice(request.computed, request.computed + n) for request, n in plan]
-        rows = [torch.cat([streams[i][part][span] for i, span in zip(order, spans)]) for part in range(3)]
-        mine = order.index(0)
-        start = sum(n for _, n in plan[:mine])
-        out.append(attention(batch)(0, *rows)[start : start + chunk])
-        for request, n_tokens in plan:
-            request.computed += n_tokens
+        new = (torch.cat([part[span] for part, span in zip(parts, spans)]) for parts in zip(*rows))
+        out.append(attention(batch)(0, *new)[batch.starts[middle] : batch.starts[middle + 1]])
+        for request, n in plan:
+            request.computed += n
     return torch.cat(out)
+
+
+def random_rows(config, n: int, seed: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    """q [n, heads, head_dim], k and v [n, kv_heads, head_dim]"""
+    chance = torch.Generator().manual_seed(seed)
+    shapes = [(n, heads, config.head_dim) for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
+    return [torch.randn(shape, generator=chance).to(device, dtype) for shape in shapes]
