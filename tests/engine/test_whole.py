@@ -27,13 +27,13 @@ FILES = {f"{FOLDER}/{name}.py" for name in (*OURS, *LATER)}
 
 SETUPS = {
     **{stage: (Engine, stage, {}) for stage in STAGES},
-    "paged, little memory": (Engine, "paged", {"num_slots": 64, "block_size": 4}),
-    "prefix cache": (Engine, "chunked", {"num_slots": 64, "block_size": 4, "enable_prefix_caching": True}),
+    "paged, little memory": (Engine, "paged", {"num_slots": 40, "block_size": 4}),
+    "prefix cache": (Engine, "chunked", {"num_slots": 40, "block_size": 4, "enable_prefix_caching": True}),
     "guesses": (Engine, "chunked", {"num_speculative_tokens": 3}),
-    "priority": (Engine, "chunked", {"num_slots": 64, "block_size": 4, "policy": "priority"}),
+    "priority": (Engine, "chunked", {"num_slots": 40, "block_size": 4, "policy": "priority"}),
     "turns": (Engine, "chunked", {"mixing": False}),
     "a bounded trace": (Engine, "chunked", {"trace": 2}),
-    "overlap": (OverlappedEngine, "chunked", {"num_slots": 64, "block_size": 4}),
+    "overlap": (OverlappedEngine, "chunked", {"num_slots": 40, "block_size": 4}),
     "overlap, orca": (OverlappedEngine, "orca", {}),
 }
 
