@@ -1,16 +1,18 @@
-"""Runs a scheduler without a model, and judges every step: what a plan may hold, who may be let in or driven out, and
-that each request reads the K/V of its own text, whatever block they lie in."""
+"""Runs a scheduler without a model, and judges every step: what a plan may hold, which request may be admitted or
+preempted, and that each reads the K/V of its own text, whatever block they lie in."""
 
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
 from tinyengine.clock import IterationClock
+from tinyengine.extras import assemble
 from tinyengine.memory import Blocks
 from tinyengine.metrics import measure
+from tinyengine.prefix_cache import CachedBlocks
 from tinyengine.request import Request, SamplingParams
-from tinyengine.scheduler import POLICIES, Chunked, Paged
-from tinyengine.speculate import accept
+from tinyengine.sampler import accept
+from tinyengine.scheduler import Chunked, Paged
 from tinyengine.trace import Trace
 
 EOS = 3
@@ -70,12 +72,9 @@ def workloads(draw, largest: int = 20):
     return requests, arrivals, n_blocks, block_size
 
 
-def urgency(scheduler: Paged, request: Request) -> tuple:
-    """The order in which requests are served, said once more."""
-    if scheduler.urgency is POLICIES["fcfs"]:
-        return (request.order,)
-    due = request.arrival + request.slo.ttft if request.slo.ttft else float("inf")
-    return request.priority, due, request.arrival, request.order
+def sure(request: Request) -> int:
+    """How many tokens it has, but for those that are only guessed."""
+    return len(request.tokens) - request.guesses
 
 
 @dataclass
@@ -85,7 +84,7 @@ class Step:
     rows: list[tuple[str, int, int]]
     admitted: list[str]
     preempted: list[str]
-    prompts: set[str]  # of the plan: who had more than its newest token to compute
+    prompts: set[str]  # of the plan: those that had more than their newest token to compute
     could: tuple[bool, bool]  # of those that ran before and still do: did any prefill, did any decode?
     budget: int | None
 
@@ -111,8 +110,21 @@ class Drive:
         memory = self.memory = self.scheduler.memory
         self.arena = Arena(memory.n_slots)
         self.clock = IterationClock()
-        self.trace = Trace("test", self.scheduler.max_num_seqs, memory.n_slots, memory.block_size, memory.contiguous)
+        self.trace = Trace.of("test", self.scheduler)
         self.requests: list[Request] = []
+        self.queues: list[tuple[str, ...]] = []  # what waited in each iteration
+        self.caching = isinstance(memory, CachedBlocks)
+        self.by_priority = getattr(self.scheduler, "policy", "fcfs") == "priority"
+        self.chunking, self.mixing = (getattr(self.scheduler, name, True) for name in ("chunking", "mixing"))
+        self.guesses = getattr(self.scheduler, "num_speculative_tokens", 0)
+
+    def urgency(self, request: Request) -> tuple:
+        """The order in which requests are served, said once more."""
+        order = self.requests.index(request)
+        if not self.by_priority:
+            return (order,)
+        due = request.arrival + request.slo.ttft if request.slo.ttft else float("inf")
+        return request.priority, due, request.arrival, order
 
     def add(self, *requests: Request) -> "Drive":
         for request in requests:
@@ -129,17 +141,19 @@ class Drive:
     def step(self) -> Step:
         scheduler, memory = self.scheduler, self.memory
         running = [(request, len(request.table)) for request in scheduler.running]
-        waiting, budget = list(scheduler.waiting), scheduler.token_budget
+        waiting, budget, held = list(scheduler.waiting), scheduler.token_budget, list(memory.holders)
+        self.trace.hold(memory.holders)
         plan = scheduler.schedule()
         memory.check()
         step = self.judge(plan, running, waiting, budget)
+        now = len(self.trace.iterations)  # the last one that was admitted is the first one that is preempted
+        self.events += [(now, "preempt", name) for name in reversed(held) if name in step.preempted]
+        self.events += [(now, "admit", name) for name in memory.holders if name in step.admitted]
+        self.queues.append(tuple(request.request_id for request in scheduler.waiting))
         tokens = [self.forward(request, n_tokens) for request, n_tokens in plan]
         started = self.clock.now()
         self.clock.iteration_done()
-        queue = tuple(request.request_id for request in scheduler.waiting)
-        self.trace.record(
-            plan, tokens, memory.holdings(), time=started, duration=1.0, waiting=queue, budget=step.budget
-        )
+        self.trace.record(plan, tokens, memory, time=started, duration=1.0, budget=step.budget)
         for request, _, reason in scheduler.commit(plan, tokens):
             if reason:
                 self.trace.event("finish", request.request_id, reason)
@@ -147,7 +161,7 @@ class Drive:
         memory.check()
         for request, _ in plan:  # what was guessed wrong is not counted
             assert request.finished or request.computed == len(request.tokens) - 1 or request.gap > 1
-            assert request.draft == []
+            assert request.guesses == 0
         self.steps.append(step)
         return step
 
@@ -169,7 +183,7 @@ class Drive:
 
     def forward(self, request: Request, n_tokens: int) -> int | list[int] | None:
         """Writes the K/V of the planned tokens, reads all that come before them, and chooses what comes next."""
-        text, first, end = request.tokens + request.draft, request.computed, request.computed + n_tokens
+        text, first, end = request.tokens, request.computed, request.computed + n_tokens
         texts = self.arena.texts(text[:end])
         for position, slot in zip(range(first, end), self.memory.slots(request, first, end), strict=True):
             self.arena.kv[slot] = texts[position]
@@ -177,9 +191,8 @@ class Drive:
         assert seen == texts, f"{request.request_id} reads K/V that are not its own"
         if end < len(text):
             return None
-        places = range(len(request.tokens), len(text) + 1)
-        chosen = [next_token(text[:place]) for place in places]
-        return accept(request, chosen) if request.draft else chosen[0]
+        chosen = [next_token(text[:place]) for place in range(sure(request), len(text) + 1)]
+        return accept(request, chosen) if request.guesses else chosen[0]
 
     def judge(self, plan, running, waiting, budget) -> Step:
         scheduler, memory, size = self.scheduler, self.memory, self.memory.block_size
@@ -188,58 +201,61 @@ class Drive:
         admitted = [request for request in waiting if request in scheduler.running]
         preempted = [request for request in before if request not in scheduler.running]
         rest = [request for request in before if request in scheduler.running]
-        whole = not isinstance(scheduler, Chunked) or not scheduler.chunking
-        mixing = not isinstance(scheduler, Chunked) or scheduler.mixing
+        whole, mixing = not isinstance(scheduler, Chunked) or not self.chunking, self.mixing
         assert plan, "idle while work waits"
         # the plan
         assert len(set(batch)) == len(batch) <= len(scheduler.running) <= scheduler.max_num_seqs
         assert set(batch) <= set(scheduler.running)
         assert batch == [r for r in rest if r in batch] + admitted, "those that run come first, then those that waited"
         n_all = sum(n_tokens for _, n_tokens in plan)
+        n_sure = n_all - sum(request.guesses for request in batch)
         for request, n_tokens in plan:
             assert 1 <= n_tokens <= request.gap
             assert n_tokens == request.gap or not whole
             assert request.computed + n_tokens <= len(request.table) * size
-            assert len(request.draft) <= scheduler.num_speculative_tokens
-            if request.draft:
-                assert n_tokens == len(request.draft) + 1 and request.computed >= request.num_prompt_tokens
-                assert len(request.tokens) + len(request.draft) < request.max_slots, "a guess past the end"
+            assert request.guesses <= self.guesses
+            if request.guesses:
+                assert n_tokens == request.gap == request.guesses + 1 and request.computed >= request.num_prompt_tokens
+                assert len(request.tokens) < request.max_slots, "a guess past the end"
         prompts = {request.request_id for request, _ in plan if self.prefills(request)}
         could = tuple(any(self.prefills(request) is kind for request in rest) for kind in (True, False))
         # the budget
         if budget is not None:
             past = [n_tokens for request, n_tokens in plan if whole and request.request_id in prompts]
             assert n_all - sum(past) <= budget and n_all - (past[-1] if past else 0) < budget + (not past)
-            if not whole and mixing and n_all < budget and not preempted:
+            if not whole and mixing and n_sure < budget and not preempted:
                 assert batch == rest + admitted and all(n_tokens == request.gap for request, n_tokens in plan)
         if mixing and (budget is None or (not whole and budget >= len(rest))):
-            assert set(rest) <= set(batch), "somebody that runs stalls"
-        # who is let in, and who is driven out
+            assert set(rest) <= set(batch), "a request that runs stalls"
+        # which requests are admitted, and which are preempted
         for queue in (scheduler.running, list(scheduler.waiting)):
-            assert queue == sorted(queue, key=lambda request: urgency(scheduler, request))
+            assert queue == sorted(queue, key=self.urgency)
         assert preempted == before[len(rest) :], "the victims are those served last"
         assert admitted == waiting[: len(admitted)]
-        assert not (preempted and admitted), "somebody was let in while somebody was driven out"
+        assert not (preempted and admitted), "a request was admitted in a step that preempted"
         for request in (*scheduler.waiting,):
-            assert request.computed == 0 and request.table == [] and request.draft == []
-        owed = sum(memory.missing(request, len(request.tokens)) for request in scheduler.running)
+            assert request.computed == 0 and request.table == [] and request.guesses == 0
+        owed = sum(memory.missing(request, sure(request)) for request in scheduler.running)
         if admitted and not getattr(scheduler, "admit_first_chunk", False):
             assert owed <= len(memory.free), "more was let in than fits"
-        room = len(scheduler.running) < scheduler.max_num_seqs and (budget is None or n_all < budget)
-        if scheduler.waiting and not preempted and mixing and room and not memory.enable_prefix_caching:
-            assert memory.blocks(len(scheduler.waiting[0].tokens)) > len(memory.free) - owed, "the head would fit"
-        if mixing and not memory.enable_prefix_caching and (budget is None or len(before) <= budget):
+        room = len(scheduler.running) < scheduler.max_num_seqs and (budget is None or n_sure < budget)
+        if scheduler.waiting and not preempted and mixing and room and not self.caching:  # newcomers before guesses
+            free = len(memory.free) + self.taken_for_guesses(dict(running), batch) - owed
+            assert memory.blocks(len(scheduler.waiting[0].tokens)) > free, "the head would fit"
+        if mixing and not self.caching and (budget is None or len(before) <= budget):
             self.judge_victims(dict(running), rest, preempted)
-        now = len(self.trace.iterations)
-        self.events += [(now, "preempt", request.request_id) for request in preempted]
-        self.events += [(now, "admit", request.request_id) for request in admitted]
         for request in admitted:
             assert request.computed % size == 0 and request.computed < len(request.tokens)
-            assert request.computed == 0 or memory.enable_prefix_caching
+            assert request.computed == 0 or self.caching
             self.cached += request.computed
-        rows = [(request.request_id, n_tokens, len(request.draft)) for request, n_tokens in plan]
+        rows = [(request.request_id, n_tokens, request.guesses) for request, n_tokens in plan]
         names = [[request.request_id for request in group] for group in (admitted, preempted)]
         return Step(rows, *names, prompts, could, budget)
+
+    def taken_for_guesses(self, tables: dict[Request, int], batch: list[Request]) -> int:
+        """Blocks that requests got in this step for nothing but guesses. tables: as in judge_victims."""
+        held = {request: max(tables.get(request, 0), self.memory.blocks(sure(request))) for request in batch}
+        return sum(max(0, len(request.table) - held[request]) for request in batch if request.guesses)
 
     def judge_victims(self, tables: dict[Request, int], rest: list[Request], preempted: list[Request]):
         """As many stay as can, each with its newest token, and guesses count for nothing. tables: how many blocks each
@@ -249,21 +265,23 @@ class Drive:
         stays = len(rest) + 1  # would all of these have fit?
         batch = [*rest, *preempted]
         free = self.memory.n_blocks - sum(tables[request] for request in batch[:stays])
-        wanted = [self.memory.blocks(len(request.tokens)) - tables[request] for request in batch[:stays]]
-        assert sum(max(0, blocks) for blocks in wanted) > free, f"{batch[stays - 1].request_id} was driven out for less"
+        wanted = [self.memory.blocks(sure(request)) - tables[request] for request in batch[:stays]]
+        assert sum(max(0, blocks) for blocks in wanted) > free, f"{batch[stays - 1].request_id} was preempted for less"
 
     @staticmethod
     def prefills(request: Request) -> bool:
-        return request.computed < request.num_prompt_tokens or request.computed < len(request.tokens) - 1
+        return request.computed < request.num_prompt_tokens or request.computed < sure(request) - 1
 
     def at_the_end(self):
         memory, numbers = self.memory, measure(self.trace)
-        assert len(memory.free) == memory.n_blocks and not memory.holders and not memory._chains
+        assert len(memory.free) == memory.n_blocks and not memory.holders
+        assert not self.caching or not (memory._chains or memory._filed)
         for request in self.requests:
             if request.finish_reason != "abort":
                 assert request.output_token_ids == alone(request), request.request_id
         seen = [(event.iteration, event.kind, event.request_id) for event in self.trace.events]
         assert [event for event in seen if event[1] in ("admit", "preempt")] == self.events
+        assert list(self.trace.queues()) == self.queues
         assert numbers.preemptions == sum(len(step.preempted) for step in self.steps)
         assert numbers.cached_tokens == self.cached
         assert numbers.draft_tokens == sum(guesses for step in self.steps for *_, guesses in step.rows)
@@ -289,11 +307,18 @@ class Drive:
 
 
 def paged(n_blocks: int, block_size: int = 4, max_num_seqs: int = 4, caching: bool = False, **options) -> Drive:
-    return Drive(Paged(Blocks(n_blocks, block_size, caching), max_num_seqs, **options))
+    return drive(Paged, n_blocks, caching, options, block_size=block_size, max_num_seqs=max_num_seqs)
 
 
 def chunked(
     n_blocks: int, most: int, block_size: int = 4, max_num_seqs: int = 4, caching: bool = False, **options
 ) -> Drive:
     """most: max_num_batched_tokens."""
-    return Drive(Chunked(Blocks(n_blocks, block_size, caching), max_num_seqs, most, **options))
+    sizes = {"block_size": block_size, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": most}
+    return drive(Chunked, n_blocks, caching, options, **sizes)
+
+
+def drive(kind: type[Paged], n_blocks: int, caching: bool, options: dict, *, block_size: int, **sizes) -> Drive:
+    """Of a scheduler with the classes that its options ask for, and no others."""
+    options = options | ({"enable_prefix_caching": True} if caching else {})
+    return Drive(assemble(kind, Blocks, options, num_slots=n_blocks * block_size, block_size=block_size, **sizes))

@@ -7,9 +7,13 @@ from helpers.drive import Drive, chunked, make, paged, workloads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tinyengine.ablation import Ablated
+from tinyengine.budget import Adaptive
+from tinyengine.extras import compose
 from tinyengine.memory import Blocks
 from tinyengine.request import Slo
 from tinyengine.scheduler import Chunked
+from tinyengine.speculate import Speculative
 
 BUDGETS = [1, 2, 3, 5, 8, 17, 64, 512, 4096]
 
@@ -101,7 +105,7 @@ def test_a_prompt_is_admitted_by_all_of_it_though_its_first_chunk_would_fit():
 
 
 def test_what_prompts_under_way_still_need_is_theirs():
-    """Six blocks. r0 has one of its four: five are free, but only two of those are anybody's."""
+    """Six blocks. r0 has two of its four: four are free, but only two of those are for others."""
     drive = chunked(6, 7).add(make(0, 16, 1), make(1, 9, 1), make(2, 8, 1))
     step = drive.step()
     assert step.plan == [("r0", 7)]
@@ -264,7 +268,7 @@ def test_without_mixing_prompts_and_decodes_take_turns():
 
 
 def test_without_mixing_a_recompute_past_its_prompt_still_runs_with_the_prompts():
-    scheduler = Chunked(Blocks(40, 4), 2, 8, mixing=False)
+    scheduler = Ablated(Blocks(40, 4), 2, 8, mixing=False)
     first, again = make(0, 2, 9), make(1, 2, 30)
     scheduler.add(first)
     scheduler.add(again)
@@ -274,7 +278,18 @@ def test_without_mixing_a_recompute_past_its_prompt_still_runs_with_the_prompts(
     assert scheduler.schedule() == [(first, 1)]
 
 
-def test_without_mixing_nobody_idles_while_the_other_kind_has_work():
+def test_without_mixing_a_newcomer_with_one_token_left_runs_with_the_prompts():
+    """All but the last token of r1 is in the prefix cache: it decodes at once, in an iteration of prompts."""
+    drive = chunked(20, 8, caching=True, mixing=False).add(make(0, 17, 9))
+    while drive.requests[0].gap > 1:
+        drive.step()
+    drive.add(make(1, list(drive.requests[0].prompt_token_ids), 2))
+    steps = [drive.step() for _ in range(2)]
+    assert sorted(step.plan for step in steps) == [[("r0", 1)], [("r1", 1)]]
+    drive.run()
+
+
+def test_without_mixing_no_kind_waits_while_the_other_kind_has_work():
     drive = chunked(60, 4, mixing=False).add(make(0, 12, 3)).run()
     assert plans(drive) == [[("r0", 4)], [("r0", 4)], [("r0", 4)], [("r0", 1)], [("r0", 1)]]
     late = chunked(60, 4, mixing=False).add(make(0, 2, 6)).run(later=((3, make(1, 8, 1)),))
@@ -337,15 +352,25 @@ def test_guesses_never_take_the_tokens_of_a_decode_behind():
     drive.run()
 
 
+def test_guesses_leave_a_newcomer_its_tokens():
+    """A budget of 8: r0 has one token and would have 7 guesses, but a prompt of 6 comes."""
+    drive = chunked(60, 8, num_speculative_tokens=8).add(make(0, [0, 1, 2, 3] * 4, 20))
+    while drive.requests[0].gap > 1:
+        drive.step()
+    drive.add(make(1, 6, 1))
+    assert drive.step().rows == [("r0", 2, 1), ("r1", 6, 0)]
+    drive.run()
+
+
 def test_what_a_preemption_lost_is_computed_before_anything_is_guessed():
-    scheduler = Chunked(Blocks(20, 4), 1, 8, num_speculative_tokens=3)
+    scheduler = compose(Speculative, Chunked)(Blocks(20, 4), 1, 8, num_speculative_tokens=3)
     scheduler.add(request := make(0, 2, 30))
     request.tokens += [0, 1, 2, 3] * 3  # as if it had been preempted with twelve tokens of output
-    assert scheduler.schedule() == [(request, 8)] and request.draft == []
+    assert scheduler.schedule() == [(request, 8)] and request.guesses == 0
     scheduler.commit([(request, 8)], [None])
-    assert scheduler.schedule() == [(request, 6)] and request.draft == []  # past the prompt, and still behind
+    assert scheduler.schedule() == [(request, 6)] and request.guesses == 0  # past the prompt, and still behind
     scheduler.commit([(request, 6)], [0])
-    assert scheduler.schedule() == [(request, 4)] and request.draft == [1, 2, 3]
+    assert scheduler.schedule() == [(request, 4)] and request.tokens[-request.guesses :] == [1, 2, 3]
 
 
 def test_cached_tokens_take_nothing_of_the_budget():
@@ -377,9 +402,21 @@ def test_a_budget_has_room_for_at_least_one_token(budget):
         Chunked(Blocks(9), max_num_batched_tokens=budget)
 
 
-def test_an_unknown_policy_lists_the_known_ones():
-    with pytest.raises(ValueError, match="policy is 'lifo', but the policies are fcfs, priority"):
-        Chunked(Blocks(9), policy="lifo")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"policy": "lifo"}, "policy is 'lifo', but the policies are fcfs, priority"),
+        ({"policy": None}, "policy is None, but the policies are fcfs, priority"),
+        ({"budget": 64}, "budget is 64, but must be an AdaptiveBudget: a number is max_num_batched_tokens"),
+        ({"chunking": 1}, "chunking is 1, but must be True or False"),
+        ({"mixing": "no"}, "mixing is 'no', but must be True or False"),
+        ({"admit_first_chunk": None}, "admit_first_chunk is None, but must be True or False"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens is -1, but must be a whole number of at least 0"),
+    ],
+)
+def test_an_option_outside_its_limits_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        chunked(9, 64, **options)
 
 
 class Shrinking:
@@ -395,7 +432,7 @@ class Shrinking:
 
 def test_a_measured_budget_counts_and_max_num_batched_tokens_is_its_limit():
     budget = Shrinking()
-    scheduler = Chunked(Blocks(20, 4), 4, 7, budget=budget)
+    scheduler = compose(Adaptive, Chunked)(Blocks(20, 4), 4, 7, budget=budget)
     scheduler.add(make(0, 30, 1))
     seen = []
     while plan := scheduler.schedule():
@@ -404,34 +441,42 @@ def test_a_measured_budget_counts_and_max_num_batched_tokens_is_its_limit():
         scheduler.observe(plan[0][1], 0.5)
     assert seen[:4] == [7, 6, 3, 2] and sum(seen) == 30
     assert budget.heard[:2] == [(7, 0.5), (6, 0.5)]
-    Chunked(Blocks(9)).observe(3, 0.5)  # nobody listens
+    Chunked(Blocks(9)).observe(3, 0.5)  # it has no budget to learn
 
 
 # any workload
 
 
-@given(
-    st.data(), workloads(), st.sampled_from(BUDGETS), st.integers(1, 5), st.booleans(), st.sampled_from([0, 0, 1, 4])
-)
-@settings(deadline=None, max_examples=300)
-def test_every_rule_holds_for_any_workload(data, workload, budget, max_num_seqs, caching, guesses):
+CHOICES = {
+    "num_speculative_tokens": [0, 0, 1, 4],
+    "policy": ["fcfs", "priority"],
+    "chunking": [True, False],
+    "mixing": [True, False],
+    "admit_first_chunk": [False, False, True],
+    "budget": [None, (64,), (3, 1, 12), (1,), (2, 7)],
+}
+
+
+def draw_options(data) -> dict:
+    """Any of them, each with any choice: so every class that an option may add, and every order of them, is met."""
+    names = data.draw(st.lists(st.sampled_from(list(CHOICES)), unique=True, max_size=len(CHOICES)))
+    options = {name: data.draw(st.sampled_from(CHOICES[name])) for name in names}
+    return options | ({"budget": Jumping(*options["budget"])} if options.get("budget") else {})
+
+
+@given(st.data(), workloads(), st.sampled_from(BUDGETS), st.integers(1, 5), st.booleans())
+@settings(deadline=None, max_examples=400)
+def test_every_rule_holds_for_any_workload(data, workload, budget, max_num_seqs, caching):
     sizes, arrivals, n_blocks, block_size = workload
-    options = {
-        "policy": data.draw(st.sampled_from(["fcfs", "priority"])),
-        "chunking": data.draw(st.sampled_from([True, True, False])),
-        "mixing": data.draw(st.sampled_from([True, True, False])),
-        "admit_first_chunk": data.draw(st.sampled_from([False, False, True])),
-    }
-    if data.draw(st.integers(0, 3)) == 0:
-        budget, options["budget"] = 64, Jumping(*data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=5)))
-    drive = chunked(n_blocks, budget, block_size, max_num_seqs, caching, num_speculative_tokens=guesses, **options)
+    options = draw_options(data)
+    drive = chunked(n_blocks, budget, block_size, max_num_seqs, caching, **options)
     requests = []
     for (number, prompt, output, eos), when in zip(sizes, arrivals):
         slo = data.draw(st.sampled_from([Slo(), Slo(), Slo(ttft=5.0), Slo(ttft=1.0, tbt=1.0)]))
         priority = data.draw(st.integers(-1, 1))
         requests.append(make(number, prompt, output, eos, arrival=float(when), priority=priority, slo=slo))
     drive.run(tuple(zip(arrivals, requests)))
-    if not options["mixing"]:
+    if not options.get("mixing", True):
         take_turns(drive)
 
 
@@ -462,7 +507,7 @@ def test_aborts_at_any_moment(data, workload, budget, max_num_seqs):
     drive.run()
 
 
-@given(workloads(), st.integers(1, 5), st.booleans(), st.sampled_from([0, 3]))
+@given(workloads(), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0, 3]))
 @example(([(n, [n] * 7, 9, ()) for n in range(4)], [0] * 4, 4, 4), 4, False, 0)
 @settings(deadline=None, max_examples=80)
 def test_with_a_budget_that_never_binds_it_is_paged(workload, max_num_seqs, caching, guesses):
@@ -472,7 +517,7 @@ def test_with_a_budget_that_never_binds_it_is_paged(workload, max_num_seqs, cach
         later = tuple((when, make(*size[:3], size[3])) for when, size in zip(arrivals, sizes))
         return [(step.rows, step.admitted, step.preempted) for step in drive.run(later).steps]
 
-    options = {"num_speculative_tokens": guesses}
+    options = {} if guesses is None else {"num_speculative_tokens": guesses}
     one = run(chunked(n_blocks, 4096, block_size, max_num_seqs, caching, **options))
     assert one == run(paged(n_blocks, block_size, max_num_seqs, caching, **options))
 

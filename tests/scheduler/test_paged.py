@@ -1,12 +1,16 @@
 """Paged without a model: admission by the whole prompt, the newest makes room, what was lost is computed once more."""
 
+import numpy as np
 import pytest
 from helpers.drive import make, paged, workloads
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tinyengine.extras import compose
 from tinyengine.memory import Blocks
+from tinyengine.prefix_cache import CachedBlocks
 from tinyengine.scheduler import Paged
+from tinyengine.speculate import Speculative
 
 
 def test_three_requests_by_hand():
@@ -171,15 +175,19 @@ def test_guesses_make_steps_fewer_and_outputs_the_same(guesses):
     assert 1 < max(n_tokens for step in drive.steps[1:] for _, n_tokens, _ in step.rows) <= guesses + 1
 
 
+def speculative(memory: Blocks, max_num_seqs: int, guesses: int) -> Paged:
+    return compose(Speculative, Paged)(memory, max_num_seqs, num_speculative_tokens=guesses)
+
+
 def test_a_wrong_guess_is_rolled_back_with_one_subtraction():
-    scheduler = Paged(Blocks(20, 4), 1, num_speculative_tokens=3)
+    scheduler = speculative(Blocks(20, 4), 1, 3)
     scheduler.add(request := make(0, REPETITIVE, 9))
     scheduler.commit(scheduler.schedule(), [0])
     (plan,) = scheduler.schedule()
-    assert plan == (request, 4) and request.draft == [1, 2, 3] and request.gap == 4
+    assert plan == (request, 4) and request.tokens[-4:] == [0, 1, 2, 3] and request.guesses == 3 and request.gap == 4
     events = scheduler.commit([plan], [[1, 9]])
     assert [tuple(event) for event in events] == [(request, 1, None), (request, 9, None)]
-    assert request.tokens[-3:] == [0, 1, 9] and request.computed == len(request.tokens) - 1 and request.draft == []
+    assert request.tokens[-3:] == [0, 1, 9] and request.computed == len(request.tokens) - 1 and request.guesses == 0
     assert request.gap == 1
 
 
@@ -193,15 +201,15 @@ def test_a_prompt_is_never_guessed_at_and_neither_is_what_a_preemption_lost():
 
 @pytest.mark.parametrize("left", [1, 2, 3, 4])
 def test_guesses_end_where_the_output_ends(left):
-    scheduler = Paged(Blocks(20, 4), 1, num_speculative_tokens=8)
+    scheduler = speculative(Blocks(20, 4), 1, 8)
     scheduler.add(request := make(0, REPETITIVE, 1 + left))
     scheduler.commit(scheduler.schedule(), [0])
     scheduler.schedule()
-    assert len(request.draft) == left - 1  # and one that needs no guess
+    assert request.guesses == left - 1  # and one that needs no guess
 
 
 @pytest.mark.parametrize(("n_blocks", "guesses"), [(3, 0), (4, 3)])
-def test_nobody_is_driven_out_for_a_guess(n_blocks, guesses):
+def test_no_request_is_preempted_for_a_guess(n_blocks, guesses):
     """r0's newest token fits into its block, and its guesses do not; r1 lacks a block for its newest token."""
     drive = paged(n_blocks, max_num_seqs=2, num_speculative_tokens=3)
     drive.add(make(0, [0, 1, 1], 6), make(1, [2, 3, 2, 3], 6))
@@ -212,10 +220,20 @@ def test_nobody_is_driven_out_for_a_guess(n_blocks, guesses):
     drive.run()
 
 
+@pytest.mark.parametrize(("newcomers", "guesses"), [(0, 4), (1, 0)])
+def test_guesses_leave_a_newcomer_its_blocks(newcomers, guesses):
+    """Three blocks. r0 fills one and has begun another, and its guesses would take the third: r1 gets that one."""
+    drive = paged(3, max_num_seqs=2, num_speculative_tokens=8).add(make(0, [0, 1, 2, 3, 0], 6))
+    drive.step()
+    drive.add(*(make(number, 2, 1) for number in range(1, 1 + newcomers)))
+    assert drive.step().rows == [("r0", 1 + guesses, guesses), ("r1", 2, 0)][: 1 + newcomers]
+    drive.run()
+
+
 def test_blocks_that_come_back_from_the_cache_are_no_room_for_guesses():
     """A preempted request finds all of its blocks again, and decodes at once: what it takes from the free ones, its
     guesses must not count on."""
-    scheduler = Paged(Blocks(20, 1, enable_prefix_caching=True), 2)
+    scheduler = speculative(CachedBlocks(20, 1), 2, 0)
     other, again = make(0, [10, 11, 12, 13, 14, 15, 16, 17], 9), make(1, [1, 2] * 3 + [1], 12)
     scheduler.add(other)
     scheduler.add(again)
@@ -223,51 +241,97 @@ def test_blocks_that_come_back_from_the_cache_are_no_room_for_guesses():
         scheduler.commit(scheduler.schedule(), tokens)
     scheduler._preempt(again)
     scheduler.num_speculative_tokens = 5
-    assert scheduler.schedule() == [(other, 1), (again, 1)] and again.computed == 8 and again.draft == []
+    assert scheduler.schedule() == [(other, 1), (again, 1)] and again.computed == 8 and again.guesses == 0
 
 
-def test_a_negative_number_of_guesses_is_refused():
-    with pytest.raises(ValueError, match="num_speculative_tokens is -1, but must be a whole number of at least 0"):
-        Paged(Blocks(4), num_speculative_tokens=-1)
+@pytest.mark.parametrize("guesses", [-1, True, 1.5, None, "4"])
+def test_a_number_of_guesses_is_a_whole_number_of_at_least_0(guesses):
+    with pytest.raises(ValueError, match=f"num_speculative_tokens is {guesses!r}, but must be a whole number of at le"):
+        speculative(Blocks(4), 2, guesses)
 
 
 def prepared() -> tuple[Paged, list]:
-    scheduler = Paged(Blocks(20, 4), 1, num_speculative_tokens=2)
+    """One that has no guesses, since its text never repeats, and one that has two."""
+    scheduler = speculative(Blocks(20, 4), 2, 2)
     scheduler.add(make(0, REPETITIVE, 9))
-    scheduler.commit(scheduler.schedule(), [0])
-    return scheduler, scheduler.schedule()
+    scheduler.add(make(1, [4, 5, 6], 9))
+    scheduler.commit(scheduler.schedule(), [0, 7])
+    plan = scheduler.schedule()
+    assert [(n_tokens, request.guesses) for request, n_tokens in plan] == [(3, 2), (1, 0)]
+    return scheduler, plan
 
 
-@pytest.mark.parametrize("tokens", [[[]], [[1, 2, 3, 0]], [None]])
-def test_commit_refuses_more_tokens_than_the_draft_allows_and_fewer_than_one(tokens):
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ([[], 7], "'r0' was given 0 tokens, but with 2 guesses it can get 1 to 3"),
+        ([[1, 2, 3, 0], 7], "'r0' was given 4 tokens, but with 2 guesses it can get 1 to 3"),
+        ([None, 7], "'r0' computes 3 of its 3 open tokens, so its token is owed"),
+        ([[1, None], 7], "'r0' computes 3 of its 3 open tokens, so its token is owed"),
+        ([[None, 1], 7], "'r0' was given None, but a token is a whole number"),
+        ([[1, 2.0], 7], r"'r0' was given 2\.0, but a token is a whole number"),
+        ([["1", 2], 7], "'r0' was given '1', but a token is a whole number"),
+        ([[1, 2], None], "'r1' computes 1 of its 1 open tokens, so its token is owed"),
+        ([[1, 2], [7]], r"'r1' was given \[7\], but a token is a whole number"),
+        ([[1, 2], [7, 8]], r"'r1' was given \[7, 8\], but a token is a whole number"),
+        ([[1, 2]], "tokens has 1 entries, but the plan has 2"),
+        ([[1, 2], 7, 7], "tokens has 3 entries, but the plan has 2"),
+    ],
+)
+def test_commit_refuses_wrong_tokens_before_it_changes_anything(tokens, words):
     scheduler, plan = prepared()
-    request = plan[0][0]
-    before = list(request.tokens), list(request.draft), request.computed
-    with pytest.raises(ValueError, match=r"'r0' (was given|computes)"):
+    requests = [request for request, _ in plan]
+    before = [(list(request.tokens), request.guesses, request.computed, list(request.table)) for request in requests]
+    with pytest.raises(ValueError, match=words):
         scheduler.commit(plan, tokens)
-    assert (request.tokens, request.draft, request.computed) == before
-    scheduler.commit(plan, [[1, 2, 3]])
-    assert request.computed == len(request.tokens) - 1
+    assert [(r.tokens, r.guesses, r.computed, r.table) for r in requests] == before
+    scheduler.commit(plan, [[1, 2, 3], 8])
+    assert [request.computed for request in requests] == [len(request.tokens) - 1 for request in requests] == [23, 4]
 
 
-def test_one_token_after_a_draft_may_be_given_as_a_number():
+def test_guesses_are_verified_in_one_iteration():
+    scheduler, ((first, _), other) = prepared()
+    with pytest.raises(ValueError, match="'r0' is planned with 2 tokens, but its 2 guesses are verified in one iterat"):
+        scheduler.commit([(first, 2), other], [None, 7])
+    assert first.guesses == 2 and first.computed == len(first.tokens) - 3
+
+
+def test_one_token_behind_guesses_may_be_given_as_a_number():
     scheduler, plan = prepared()
     request = plan[0][0]
-    assert [token.token_id for token in scheduler.commit(plan, [9])] == [9]
-    assert request.draft == [] and request.computed == len(request.tokens) - 1
+    assert [token.token_id for token in scheduler.commit(plan, [9, 8])] == [9, 8]
+    assert request.guesses == 0 and request.computed == len(request.tokens) - 1
 
 
-def test_a_preempted_or_failed_iteration_leaves_no_guesses_behind():
+def test_tokens_of_numpy_are_tokens():
     scheduler, plan = prepared()
-    (again,) = scheduler.schedule()  # the model has raised: nothing was committed
-    assert again == plan[0] and len(again[0].draft) == 2
+    events = scheduler.commit(plan, [list(np.array([1, 2, 3])), np.int32(8)])
+    assert [(event.request.request_id, event.token_id) for event in events] == [
+        ("r0", 1), ("r0", 2), ("r0", 3), ("r1", 8),
+    ]  # fmt: skip
+    assert {type(token) for request, _ in plan for token in request.tokens} == {int}
+
+
+def test_an_iteration_that_failed_leaves_no_guesses_behind():
+    scheduler, plan = prepared()
+    again = scheduler.schedule()  # the model has raised: nothing was committed
+    assert again == plan and again[0][0].guesses == 2 and len(again[0][0].tokens) == len(REPETITIVE) + 3
+
+
+def test_a_request_that_ends_between_plan_and_commit_takes_its_guesses_with_it():
+    scheduler, plan = prepared()
+    first, other = (request for request, _ in plan)
+    scheduler.abort(first)
+    assert first.guesses == 0 and first.tokens == [*REPETITIVE, 0] and first.table == []
+    events = scheduler.commit(plan, [[1, 2, 3], 8])
+    assert [event.request for event in events] == [other] and first.tokens == [*REPETITIVE, 0]
 
 
 # any workload
 
 
 @given(
-    workloads(), st.integers(1, 5), st.booleans(), st.sampled_from([0, 0, 1, 4]),
+    workloads(), st.integers(1, 5), st.booleans(), st.sampled_from([None, 0, 1, 4]),
     st.lists(st.tuples(st.integers(0, 15), st.integers(0, 6)), max_size=2),
 )  # fmt: skip
 @example(([(n, [n] * 7, 9, ()) for n in range(4)], [0] * 4, 4, 4), 4, False, 0, [])
@@ -275,7 +339,8 @@ def test_a_preempted_or_failed_iteration_leaves_no_guesses_behind():
 @settings(deadline=None, max_examples=250)
 def test_every_rule_holds_for_any_workload(workload, max_num_seqs, caching, guesses, aborts):
     sizes, arrivals, n_blocks, block_size = workload
-    drive = paged(n_blocks, block_size, max_num_seqs, caching, num_speculative_tokens=guesses)
+    options = {} if guesses is None else {"num_speculative_tokens": guesses}
+    drive = paged(n_blocks, block_size, max_num_seqs, caching, **options)
     requests = [make(*size[:3], size[3], arrival=float(when)) for size, when in zip(sizes, arrivals)]
     if not aborts:
         drive.run(tuple(zip(arrivals, requests)))
