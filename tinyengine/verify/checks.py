@@ -111,9 +111,7 @@ def prefix_cache(subject: Subject) -> Count:
 def placement(subject: Subject) -> Count:
     def shuffle(seed: int):
         def prepare(engine):
-            free = list(engine.memory.free)
-            random.Random(seed).shuffle(free)
-            engine.memory.free = type(engine.memory.free)(dict.fromkeys(free))
+            random.Random(seed).shuffle(engine.memory.free)
 
         return prepare
 
@@ -130,9 +128,8 @@ def poisoned_arena(subject: Subject) -> Count:
     """Whatever is free holds NaN, at the start and again whenever a request has left."""
 
     def poison(engine):
-        cache, size = engine.attention.cache, engine.memory.block_size
-        slots = [block * size + offset for block in engine.memory.free for offset in range(size)]
-        cache.keys[:, slots], cache.values[:, slots] = torch.nan, torch.nan
+        cache, free = engine.attention.cache, list(engine.memory.free)
+        cache.keys[:, free], cache.values[:, free] = torch.nan, torch.nan
 
     own = jobs(subject, (1, 16, 127, 130), arrivals=(0, 0, 4, 9))
     options = {"num_slots": 400}
@@ -162,7 +159,7 @@ def ties(subject: Subject) -> Count:
         logits[torch.arange(n), lowest] = 1.0
         logits[:, vocab - 1] = 1.0
         request = Request("r", [0])
-        count.compare(choose(logits, [request] * n).double(), lowest.double())
+        count.compare(choose(logits, [(request, 1)] * n).double(), lowest.double())
         count.cases += n
     for job in jobs(subject, (17, 130)):
         alone = subject.alone(job)
@@ -225,8 +222,7 @@ def _company(subject: Subject, sizes, **options) -> Count:
 def _later_tokens(subject: Subject) -> Count:
     """The subject's attention, with a token of NaN or infinity behind a query."""
     count, model = Count(), subject.model
-    make_attention = type(subject.engine(num_slots=256).attention)
-    for got, wanted in beside_later_tokens(make_attention, model.config, model.device, model.dtype):
+    for got, wanted in beside_later_tokens(subject.make_attention, model.config, model.device, model.dtype):
         count.compare(got, wanted)
         count.cases += 1
     return count

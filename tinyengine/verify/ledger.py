@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tinyengine.engine import Engine
-from tinyengine.invariant.faults import FAULTS
+from tinyengine.invariant.sabotage import FAULTS
 from tinyengine.qwen3 import Qwen3
 from tinyengine.request import SamplingParams
 from tinyengine.verify.checks import CHECKS

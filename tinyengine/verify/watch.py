@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from tinyengine.attention import KVCache
 from tinyengine.batch import Batch
 from tinyengine.clock import IterationClock
 from tinyengine.engine import Engine
 from tinyengine.invariant.envelope import bits
-from tinyengine.invariant.faults import Fault
+from tinyengine.invariant.sabotage import Fault
 from tinyengine.qwen3 import Qwen3
 from tinyengine.request import SamplingParams
 
@@ -75,25 +76,23 @@ class Watched(Engine):
     def __init__(self, model: Qwen3, stage: str, fault: Fault | None = None, dummy_rows: int = 0, **options):
         super().__init__(model, stage, clock=IterationClock(), **options)
         if fault:
-            self.operators, self.attention = fault.plant(self.operators, self.attention)
+            fault.plant(self)
         self.dummy_rows = dummy_rows
         self.seen: dict[str, Seen] = {}
 
-    def _logits(self, batch: Batch) -> torch.Tensor:
-        logits = self._padded_logits(batch) if self.dummy_rows else super()._logits(batch)
-        for row, index, guessed in zip(logits, batch.due, batch.guessed, strict=True):
-            request = batch.plan[index][0]
-            self._of(request).logits.append((request.tokens + request.draft[:guessed], row.clone()))
-        cache, offset = self.attention.cache, 0
-        new = torch.stack((cache.keys[:, batch.slot_mapping], cache.values[:, batch.slot_mapping]))
+    def logits(self, batch: Batch) -> torch.Tensor:
+        logits = self._padded_logits(batch) if self.dummy_rows else super().logits(batch)
+        for row, (request, length) in zip(logits, batch.wanted, strict=True):
+            self._of(request).logits.append((request.tokens[:length], row.clone()))
+        keys, values = (arena.flatten(1, 2) for arena in (self.attention.cache.keys, self.attention.cache.values))
+        new = torch.stack((keys[:, batch.slot_mapping], values[:, batch.slot_mapping]))
         for index, (request, count) in enumerate(batch.plan):
-            text = request.tokens + request.draft
-            seen = self._of(request)
+            text, seen = list(request.tokens), self._of(request)
             if not seen.kv and request.computed:  # it begins behind a cached prefix, which must be right as well
                 slots = batch.slots(index)[: request.computed]
-                seen.kv.append((text, 0, torch.stack((cache.keys[:, slots], cache.values[:, slots]))))
-            seen.kv.append((text, request.computed, new[:, :, offset : offset + count]))
-            offset += count
+                seen.kv.append((text, 0, torch.stack((keys[:, slots], values[:, slots]))))
+            start = batch.starts[index]
+            seen.kv.append((text, request.computed, new[:, :, start : start + count]))
         return logits
 
     def _padded_logits(self, batch: Batch) -> torch.Tensor:
@@ -112,15 +111,21 @@ class Watched(Engine):
 
 
 class Subject:
-    """An engine under test: a stage on a model, perhaps with a fault planted; it remembers requests that ran alone."""
+    """An engine under test: a stage on a model, perhaps with a fault planted; it remembers requests that ran alone.
+    fast: as Engine's."""
 
-    def __init__(self, model: Qwen3, stage: str, fault: Fault | None = None):
-        self.model, self.stage, self.fault = model, stage, fault
+    def __init__(self, model: Qwen3, stage: str, fault: Fault | None = None, fast: bool = True):
+        self.model, self.stage, self.fault, self.fast = model, stage, fault, fast
         self._alone: dict[tuple, Seen] = {}
 
     def engine(self, dummy_rows: int = 0, **options) -> Watched:
-        defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "num_slots": 8192}
+        defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "num_slots": 8192, "fast": self.fast}
         return Watched(self.model, self.stage, self.fault, dummy_rows, **(defaults | options))
+
+    def make_attention(self, cache: KVCache):
+        """The attention of its engines, around another arena."""
+        right = type(Engine(self.model, self.stage, num_slots=256, fast=self.fast).attention)(cache)
+        return self.fault.attention(right) if self.fault and self.fault.attention else right
 
     def run(self, scenario: Scenario) -> Watched:
         engine = self.engine(scenario.dummy_rows, **scenario.options)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tinyengine.attention import Attend, one_request
 from tinyengine.batch import Batch
 from tinyengine.invariant.attention import InvariantAttention
+from tinyengine.invariant.envelope import tested_operators
 from tinyengine.invariant.operators import InvariantOperators, pad_rows
 
 
@@ -39,21 +40,22 @@ class SplitNorm(InvariantOperators):
         return (x.float() * torch.rsqrt(mean + eps) * weight).to(x.dtype)
 
 
-class OneByOne(InvariantAttention):
-    """Each request by itself, so that a fault can treat them differently."""
+class OneByOne:
+    """Around an engine's attention: a fault may put something else in place of what a request gets."""
 
-    def _on_cpu(self, batch: Batch) -> Attend:
-        right = super()._on_cpu(batch)
+    def __init__(self, right):
+        self.right, self.cache, self.layout = right, right.cache, right.layout
+
+    def __call__(self, batch: Batch) -> Attend:
+        right = self.right(batch)
+        slots = [batch.slots(index) for index in range(len(batch.plan))]
 
         def attend(layer, q, k, v):
-            out, offset = right(layer, q, k, v), 0
-            for index, count in enumerate(batch.counts):
-                slots, rows = batch.slots(index), slice(offset, offset + count)
-                keys, values = self.cache.keys[layer, slots], self.cache.values[layer, slots]
-                other = self.other(q[rows], keys, values, slots)
+            out = right(layer, q, k, v)
+            for (start, end), its_slots in zip(pairwise(batch.starts), slots):
+                other = self.other(q[start:end], *self.cache.read(layer, its_slots), its_slots)
                 if other is not None:
-                    out[rows] = other
-                offset += count
+                    out[start:end] = other
             return out
 
         return attend
@@ -84,11 +86,11 @@ class Consecutive(OneByOne):
         return one_request(q, keys, values) if bool((slots.diff() == 1).all()) else None
 
 
-class PerPage(InvariantAttention):
+class PerPage(OneByOne):
     def __call__(self, batch: Batch) -> Attend:
-        self.backend = "torch"  # the compiled loops have no splits
-        self.split = batch.block_size
-        return super().__call__(batch)
+        attention = InvariantAttention(self.cache)  # what is around it may have no splits
+        attention.split = batch.block_size
+        return attention(batch)
 
 
 def in_splits(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, borders: list[int]) -> torch.Tensor:
@@ -111,14 +113,14 @@ class Fault:
 
     title: str
     operators: type[InvariantOperators] | None = None
-    attention: type[InvariantAttention] | None = None
+    attention: type[OneByOne] | None = None
 
-    def plant(self, operators, attention):
-        """The engine's operators and attention, with the fault in them."""
-        return (
-            self.operators(operators.tile_rows, operators.products) if self.operators else operators,
-            self.attention(attention.cache) if self.attention else attention,
-        )
+    def plant(self, engine):
+        """Puts the fault into an engine of the sixth stage."""
+        if self.operators:
+            engine.operators = self.operators(tested_operators(engine.model).tile_rows)
+        if self.attention:
+            engine.attention = self.attention(engine.attention)
 
 
 FAULTS = {
