@@ -72,7 +72,7 @@ def test_requests_that_join_and_leave_get_the_tokens_of_each_alone(pair, stage):
     # the workload is the one that it is meant to be
     assert {output.finish_reason for output in outputs} == {"stop", "length"}
     assert any(1 < len(o.token_ids) < j.params.max_tokens for o, j in zip(outputs, jobs, strict=True))
-    assert any(iteration.waiting for iteration in engine.trace.iterations)
+    assert any(engine.trace.queue_lengths())
     reserved = {key: held.reserved for i in engine.trace.iterations for key, held in i.memory.items()}
     assert sum(reserved.values()) > 2 * 160, "no slot was used twice"
 

@@ -38,9 +38,7 @@ def run(scheduler: Scheduler, requests: list[Request]) -> Trace:
         tokens = [DUMMY if n_tokens == request.gap else None for request, n_tokens in plan]
         started = clock.now()
         clock.iteration_done()
-        waiting = tuple(request.request_id for request in scheduler.waiting)
-        memory = scheduler.memory.holdings()
-        trace.record(plan, tokens, memory, time=started, duration=clock.now() - started, waiting=waiting)
+        trace.record(plan, tokens, scheduler.memory, time=started, duration=clock.now() - started)
         for request, _, reason in scheduler.commit(plan, tokens):
             if reason:
                 trace.event("finish", request.request_id, reason)
