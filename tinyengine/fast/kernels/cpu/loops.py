@@ -189,16 +189,16 @@ def _paged_attention(q, keys, values, cu_seqlens_q, seqused_k, block_table, most
     scale = np.float32(1 / np.sqrt(head_dim))
     slot_bytes = kv_heads * head_dim * 4
     scores = np.empty((heads, max(1, seqused_k.max())), dtype=np.float32)
+    slots = np.empty(block_table.shape[1] + 1, dtype=np.int64)
     for request in range(len(seqused_k)):
         first, end = np.int64(cu_seqlens_q[request]), np.int64(cu_seqlens_q[request + 1])
         if end - first > most_queries:
             continue
-        table, whole = block_table[request], np.int64(seqused_k[request])
-        size = _piece(table, block_size, whole, n_blocks)
+        size = _pieces(block_table[request], block_size, np.int64(seqused_k[request]), n_blocks, slots)
         for row in range(first, end):
-            length = whole - (end - 1 - row)  # the keys up to its own
-            for start in range(0, length, size):
-                slot, ahead = _this_and_next(table, start, size, length, block_size)
+            length = np.int64(seqused_k[request]) - (end - 1 - row)  # the keys up to its own
+            for piece in range(-(-length // size)):
+                slot, ahead, start = slots[piece], slots[piece + 1], piece * size
                 for position in range(start, min(start + size, length)):
                     _prefetch(keys.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
                     for kv_head in range(kv_heads):  # inside of positions: memory is read in the order in which it lies
@@ -213,8 +213,8 @@ def _paged_attention(q, keys, values, cu_seqlens_q, seqused_k, block_table, most
                 for i in range(head_dim):
                     out[row, head, i] = 0
 
-            for start in range(0, length, size):
-                slot, ahead = _this_and_next(table, start, size, length, block_size)
+            for piece in range(-(-length // size)):
+                slot, ahead, start = slots[piece], slots[piece + 1], piece * size
                 for position in range(start, min(start + size, length)):
                     _prefetch(values.ctypes.data, (ahead + position - start) * slot_bytes, slot_bytes)
                     for kv_head in range(kv_heads):
@@ -225,9 +225,10 @@ def _paged_attention(q, keys, values, cu_seqlens_q, seqused_k, block_table, most
 
 
 @jit
-def _piece(table, block_size, length, n_blocks):
-    """How many keys are read in one go: a block, or PIECE and more where a request's blocks lie in a row. Raises
-    IndexError for a block that the arena does not have."""
+def _pieces(table, block_size, length, n_blocks, slots):
+    """Writes down at which slot each piece of a request's keys begins, the last one twice, and returns how many keys a
+    piece has: a block's, or PIECE and more where the blocks lie in a row. Raises IndexError for a block that the arena
+    does not have."""
     blocks, in_a_row = -(-length // block_size), True
     if blocks > len(table):
         raise IndexError
@@ -235,14 +236,12 @@ def _piece(table, block_size, length, n_blocks):
         if not 0 <= table[place] < n_blocks:
             raise IndexError
         in_a_row &= table[place] == table[0] + place
-    return block_size * -(-PIECE // block_size) if in_a_row else block_size
-
-
-@jit
-def _this_and_next(table, start, size, length, block_size):
-    """The slot of position `start`, where a piece begins, and that of the piece behind it, or the last one's again."""
-    next_start = min(start + size, length - 1)
-    return np.int64(table[start // block_size]) * block_size, np.int64(table[next_start // block_size]) * block_size
+    step = -(-PIECE // block_size) if in_a_row else 1  # blocks of a piece
+    pieces = -(-blocks // step)
+    for piece in range(pieces):
+        slots[piece] = np.int64(table[piece * step]) * block_size
+    slots[pieces] = slots[max(0, pieces - 1)]
+    return step * block_size
 
 
 @jit
