@@ -272,6 +272,12 @@ def test_the_notebooks_themselves(folder, points, status):
     assert (card["points"], {row["status"] for row in card["exercises"]}) == (points, {status})
 
 
+def test_a_learners_scheduler_runs_in_the_stage_of_the_lesson():
+    cells = nbformat.read(ROOT / "exercises/02_orca.ipynb", as_version=4).cells
+    [engine] = [one.source for one in cells if "Engine(" in one.source]
+    assert 'Engine(load_model("tiny"), "orca", scheduler=mine)' in engine
+
+
 # What the notebook says about its workloads, measured.
 
 

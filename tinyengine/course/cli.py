@@ -15,7 +15,7 @@ def register(subparsers) -> None:
     start.add_argument("--fresh", action="store_true", help="make a fresh copy beside the one you have")
     start.set_defaults(func=guarded(run_start))
 
-    grade = subparsers.add_parser("grade", help="grade your copy and print a scorecard")
+    grade = subparsers.add_parser("grade", help="grade your copy and print a scorecard; runs its code with your rights")
     grade.add_argument("number", metavar="N", help="the number of the lesson, or the path of a notebook")
     grade.add_argument("--json", metavar="PATH", type=Path, help="also write the scorecard as JSON")
     grade.add_argument("--junit", metavar="PATH", type=Path, help="also write it as JUnit XML")
