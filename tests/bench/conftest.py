@@ -2,12 +2,7 @@
 
 import pytest
 
-from tinyengine.bench import (
-    peers,
-    profile,
-    stages,
-    stall,
-)
+from tinyengine.bench import peers, profile, stages, stall
 
 
 @pytest.fixture(scope="session")

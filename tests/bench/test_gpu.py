@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from tinyengine import load_model
 from tinyengine.bench import BENCHMARKS, ON_CUDA, benchmark, gpu, gpu_serving, limits
-from tinyengine.bench.peers import Job, Load
+from tinyengine.bench.peers import Task, TaskList
 
 SHAPES = dict(
     vocab_size=300,
@@ -52,7 +52,7 @@ def test_the_bytes_of_a_step_are_those_of_weights_and_keys(tiny):
 
 @pytest.mark.slow
 def test_serving_in_small():
-    tiny = Load("toy", (Job([300] * 9, 4), Job([400] * 3, 6)), max_num_seqs=2)
+    tiny = TaskList("toy", (Task([300] * 9, 4), Task([400] * 3, 6)), max_num_seqs=2)
     result = gpu_serving.run("cpu", SHAPES, torch.float32, requests=3, longest=8, loads=(tiny,))
     ours, embedded = result["workloads"].values()
     assert [row["name"] for row in embedded] == [*gpu.SWITCHES, "all on, drawn"]
@@ -63,7 +63,7 @@ def test_serving_in_small():
 
 def test_nano_vllms_requests_are_those_of_its_benchmark():
     load = gpu_serving.nano_vllm(256, 1024, 151936)
-    lengths = [len(job.prompt) for job in load.jobs] + [job.max_tokens for job in load.jobs]
-    assert len(load.jobs) == 256 and 100 <= min(lengths) < 110 and 1015 < max(lengths) <= 1024
+    lengths = [len(task.prompt) for task in load.tasks] + [task.max_tokens for task in load.tasks]
+    assert len(load.tasks) == 256 and 100 <= min(lengths) < 110 and 1015 < max(lengths) <= 1024
     assert load.output_tokens == 133_966  # as its README has it
-    assert max(max(job.prompt) for job in load.jobs) <= 10_000
+    assert max(max(task.prompt) for task in load.tasks) <= 10_000

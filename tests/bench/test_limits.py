@@ -4,11 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyengine import operators
-from tinyengine.bench import (
-    limits,
-    peers,
-)
+from tinyengine.bench import limits, peers
+from tinyengine.fast import operators
 
 
 def test_peers_say_the_same_as_every_stage_and_are_compared_with_the_limit():
@@ -46,12 +43,13 @@ class Multiplications(TorchDispatchMode):
 
 @pytest.mark.parametrize("stage", peers.STAGES_COMPARED)
 def test_the_limit_is_the_products_that_a_schedule_cannot_do_without_and_no_more(tiny, stage, monkeypatch):
-    monkeypatch.setattr(operators.PackedForOneThread, "suits", lambda model: False)  # only torch's own can be counted
+    not_here = staticmethod(lambda model: "only torch's own can be counted")
+    monkeypatch.setattr(operators.PackedForOneThread, "why_not", not_here)
     load = peers.mixed(requests=5, longest=48, max_num_seqs=3)
     with Multiplications() as engine:
         run = peers.serve(tiny, load, stage)
     with Multiplications() as limit:
-        limits.products(tiny, run.trace)
+        limits.products(tiny, run.operators, run.trace.iterations)
     assert limit.linear == engine.linear > 0
     config = tiny.config
     per_pair = 2 * config.num_hidden_layers * config.num_attention_heads * config.head_dim

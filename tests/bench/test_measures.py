@@ -3,11 +3,7 @@
 import pytest
 
 from tinyengine import STAGES
-from tinyengine.bench import (
-    scheduler,
-    stages,
-    stall,
-)
+from tinyengine.bench import scheduler, stages, stall
 from tinyengine.trace import Event, Iteration, Span, Trace
 from tinyengine.workload import workload
 

@@ -7,13 +7,7 @@ import torch
 from helpers.results import SCHEDULED, USAGE
 
 from tinyengine import bench
-from tinyengine.bench import (
-    BENCHMARKS,
-    benchmark,
-    record,
-    scheduler,
-    usage,
-)
+from tinyengine.bench import BENCHMARKS, benchmark, record, scheduler, usage
 from tinyengine.cli import main
 
 KEYS = {"command", "date", "commit", "device", "machine", "versions", "benchmarks"}

@@ -8,13 +8,7 @@ from helpers.results import USAGE
 from rich.console import Console
 
 from tinyengine import STAGES
-from tinyengine.bench import (
-    BENCHMARKS,
-    ON_CUDA,
-    benchmark,
-    readme,
-    scheduler,
-)
+from tinyengine.bench import BENCHMARKS, ON_CUDA, benchmark, readme, scheduler
 from tinyengine.bench.table import Table, number, percent
 
 RESULTS = sorted(readme.RESULTS.glob("*.json"))

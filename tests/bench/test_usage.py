@@ -9,9 +9,7 @@ from shutil import which
 import pytest
 from helpers.results import USAGE
 
-from tinyengine.bench import (
-    usage,
-)
+from tinyengine.bench import usage
 
 
 def test_usage_is_held_to_its_limits():

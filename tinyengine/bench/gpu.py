@@ -23,7 +23,9 @@ from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
 from tinyengine.model.untrained import save_random_model
 from tinyengine.oracle import Oracle
-from tinyengine.request import SamplingParams
+from tinyengine.overlap import OverlappedEngine
+from tinyengine.params import SamplingParams
+from tinyengine.request import Request
 from tinyengine.sampler import choose
 
 QWEN3_06B = dict(
@@ -87,7 +89,7 @@ def kernel_errors(device: str) -> dict[str, float]:
     there is no GPU."""
     if device != "cuda":
         return {}
-    from tinyengine.kernels import paged
+    from tinyengine.fast.kernels.cuda import paged  # imported here: it needs Triton
 
     cases = {
         "prompts": [(17, 17), (300, 300), (1, 1), (64, 64)],
@@ -101,7 +103,7 @@ def kernel_errors(device: str) -> dict[str, float]:
         right = paged_attention(*arguments)
         most = max(count for count, _ in shapes)
         for label, options in (("", {}), (", split keys", {"split_size": 256}), (", high tiles", {"tile_rows": 64})):
-            out = paged.paged_attention(*arguments, most, **options)
+            out = paged.paged_attention(*arguments, max_seqlen_q=most, **options)
             errors[name + label] = (out - right).abs().max().item()
     return errors
 
@@ -137,7 +139,7 @@ def same_tokens(device: str, requests: int) -> dict[str, int]:
     right = [oracle.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
     same = {"of": requests}
     for name, switches in SWITCHES.items():
-        engine = Engine(model, max_num_seqs=6, num_slots=4096, max_num_batched_tokens=100, **possible(model, switches))
+        engine = switched(model, switches, max_num_seqs=6, num_slots=4096, max_num_batched_tokens=100)
         outputs = engine.generate(prompts, params)
         same[name] = sum(output.token_ids == own for output, own in zip(outputs, right, strict=True))
     return same
@@ -152,7 +154,7 @@ def decode_step(model, requests: int, context: int, ceilings: dict) -> dict:
     "limit": weights and K/V read once at the copy bandwidth."""
     row = {"requests": requests, "context": context, "step": {}, "engine": {}}
     for name, switches in SWITCHES.items():
-        engine = _decoding(model, requests, context, possible(model, switches))
+        engine = _decoding(model, requests, context, switches)
         if name != "no overlap":  # which changes nothing in here
             row["step"][name] = _seconds_of_step(engine)
         row["engine"][name] = _seconds_of_engine(engine)
@@ -167,12 +169,12 @@ def decode_step(model, requests: int, context: int, ceilings: dict) -> dict:
 def _decoding(model, requests: int, context: int, switches: dict, steps: int = 100) -> Engine:
     """An engine all of whose requests are past their prompts."""
     room = requests * (context + steps + 32)
-    engine = Engine(model, max_num_seqs=requests, num_slots=room, max_num_batched_tokens=BUDGET, **switches)
+    engine = switched(model, switches, max_num_seqs=requests, num_slots=room, max_num_batched_tokens=BUDGET)
     rng = random.Random(0)
     for _ in range(requests):
         prompt = [rng.randrange(4, model.config.vocab_size) for _ in range(context)]
         engine.add_request(prompt, SamplingParams(max_tokens=steps, ignore_eos=True))
-    while any(request.computed < context for request in engine._requests.values()):
+    while any(entry.request.computed < context for entry in engine.outputs.open.values()):
         engine.step()
     for _ in range(3):  # graphs are recorded
         engine.step()
@@ -181,13 +183,14 @@ def _decoding(model, requests: int, context: int, switches: dict, steps: int = 1
 
 def _seconds_of_step(engine: Engine) -> float:
     """The same step over and over: it writes the same keys and values each time."""
-    engine.settle()  # what is on its way comes first
+    if isinstance(engine, OverlappedEngine):
+        engine.settle()  # what is on its way comes first
     plan, device = engine.scheduler.schedule(), engine.model.device
     batch = engine.attention.layout(plan, engine.memory, len(plan), device)
 
     @torch.inference_mode()
     def work():
-        choose(engine._logits(batch), batch.due_requests, batch.guessed)
+        choose(engine.logits(batch), batch.wanted, engine.draw)
 
     return seconds(work, device.type, in_a_row=10)
 
@@ -204,13 +207,13 @@ def _seconds_of_engine(engine: Engine, steps: int = 40) -> float:
 def prefill(model, tokens: int, ceilings: dict) -> dict:
     """One prompt in one iteration."""
     engine = Engine(model, num_slots=tokens + 64, max_num_batched_tokens=tokens)
-    engine.add_request([7] * tokens, SamplingParams(max_tokens=1))
+    engine.scheduler.add(Request("it", [7] * tokens, SamplingParams(max_tokens=1)))
     plan = engine.scheduler.schedule()
 
     @torch.inference_mode()
     def work():
         batch = engine.attention.layout(plan, engine.memory, 1, model.device)
-        engine._logits(batch)
+        engine.logits(batch)
 
     took = seconds(work, model.device.type, repeats=7)
     flop = flop_of(model, [(tokens, tokens)], due=1)
@@ -225,9 +228,11 @@ def free_memory(device: str):
         torch.cuda.empty_cache()
 
 
-def possible(model, switches: dict) -> dict:
-    """On a CPU nothing but overlap can be switched."""
-    return switches if model.device.type == "cuda" else {"overlap": switches["overlap"]}
+def switched(model, switches: dict, **sizes: int) -> Engine:
+    """An engine with these switches; on a CPU nothing but overlap can be switched."""
+    kind = OverlappedEngine if switches["overlap"] else Engine
+    others = {name: choice for name, choice in switches.items() if name != "overlap"}
+    return kind(model, **sizes, **(others if model.device.type == "cuda" else {}))
 
 
 def _version(package: str) -> str | None:

@@ -8,25 +8,24 @@ from time import perf_counter
 
 import torch
 
-from tinyengine.bench.gpu import BUDGET, QWEN3_06B, SWITCHES, free_memory, possible
-from tinyengine.bench.peers import Job, Load, generate_batch, short_long_mix, transformers_model
+from tinyengine.bench.gpu import BUDGET, QWEN3_06B, SWITCHES, free_memory, switched
+from tinyengine.bench.peers import Task, TaskList, generate_batch, short_long_mix, transformers_model
 from tinyengine.bench.table import Table, number
-from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
 from tinyengine.model.untrained import save_random_model
-from tinyengine.request import SamplingParams
+from tinyengine.params import SamplingParams
 
 PEER = "transformers, generate_batch"
 
 
 @dataclass(frozen=True)
-class Everybody(Load):
-    """All requests at once."""
+class AllAtOnce(TaskList):
+    """Every request has a batch slot from the start."""
 
     @property
     def num_slots(self) -> int:
-        """Enough for all to the end: nobody is preempted."""
-        return sum(len(job.prompt) + job.max_tokens + 16 for job in self.jobs)
+        """Enough for all to the end: no request is preempted."""
+        return sum(len(task.prompt) + task.max_tokens + 16 for task in self.tasks)
 
 
 def run(
@@ -35,7 +34,7 @@ def run(
     dtype: torch.dtype = torch.bfloat16,
     requests: int = 256,
     longest: int = 1024,
-    loads: tuple[Load, ...] | None = None,
+    loads: tuple[TaskList, ...] | None = None,
 ) -> dict:
     """{workload: rows of "name", "seconds", "tokens_per_s", "iterations"}. requests, longest: of nano-vllm's benchmark;
     loads: for the embedded model, short_long_mix if None."""
@@ -55,30 +54,30 @@ def run(
     return {"workloads": results}
 
 
-def nano_vllm(requests: int, longest: int, vocab_size: int) -> Load:
+def nano_vllm(requests: int, longest: int, vocab_size: int) -> TaskList:
     """The requests of nano-vllm's bench.py (seed 0: prompts and outputs of 100 to 1,024 tokens)."""
     rng = random.Random(0)
     least = min(100, longest)
     vocabulary = min(10_000, vocab_size - 1)
     prompts = [[rng.randint(0, vocabulary) for _ in range(rng.randint(least, longest))] for _ in range(requests)]
-    jobs = [Job(prompt, rng.randint(least, longest)) for prompt in prompts]
-    return Everybody("nano-vllm's bench", tuple(jobs), max_num_seqs=requests)
+    tasks = [Task(prompt, rng.randint(least, longest)) for prompt in prompts]
+    return AllAtOnce("nano-vllm's bench", tuple(tasks), max_num_seqs=requests)
 
 
-def serving(model, load: Load) -> list[dict]:
+def serving(model, load: TaskList) -> list[dict]:
     """Greedy with each of the switches, and drawn (temperature 0.6, as nano-vllm has it) with all on. The first run of
     each, which compiles and records, does not count."""
     rows = []
     for name, own in [*SWITCHES.items(), ("all on, drawn", {**SWITCHES["all on"], "temperature": 0.6})]:
         own = dict(own)
         temperature = own.pop("temperature", 0.0)
-        options = {"max_num_seqs": load.max_num_seqs, "num_slots": load.num_slots, **possible(model, own)}
-        params = [SamplingParams(job.max_tokens, temperature, ignore_eos=True) for job in load.jobs]
-        engine = Engine(model, max_num_batched_tokens=BUDGET, **options)
+        sizes = {"max_num_seqs": load.max_num_seqs, "num_slots": load.num_slots, "max_num_batched_tokens": BUDGET}
+        params = [SamplingParams(task.max_tokens, temperature, ignore_eos=True) for task in load.tasks]
+        engine = switched(model, own, **sizes)
         for _ in range(2):
             iterations = len(engine.trace.iterations)
             started = perf_counter()
-            engine.generate([job.prompt for job in load.jobs], params)
+            engine.generate([task.prompt for task in load.tasks], params)
             took = perf_counter() - started
         iterations = len(engine.trace.iterations) - iterations
         rows.append(
@@ -94,7 +93,7 @@ def serving(model, load: Load) -> list[dict]:
     return rows
 
 
-def _peer(hf, load: Load) -> dict:
+def _peer(hf, load: TaskList) -> dict:
     try:
         generate_batch(hf, load, BUDGET)
         took = generate_batch(hf, load, BUDGET).wall

@@ -9,7 +9,7 @@ import torch
 from tinyengine.bench.table import Table, number
 from tinyengine.engine import Engine
 from tinyengine.model.load import load_model
-from tinyengine.request import SamplingParams
+from tinyengine.params import SamplingParams
 
 OTHERS = ("selective", "paged", "chunked")
 STAGES = (*OTHERS, "invariant")

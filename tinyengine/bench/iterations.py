@@ -2,12 +2,13 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
 from tinyengine.budget import ALIGN
 from tinyengine.engine import Engine
-from tinyengine.request import SamplingParams
+from tinyengine.params import SamplingParams
 
 SIZES = (16, 17, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513)  # n and n + 1 show the steps of tiles
 
@@ -47,10 +48,15 @@ def profile(
     for _ in range(decodes):
         engine.add_request(words(decode_context + 1), SamplingParams(max_tokens=steps, ignore_eos=True))
     engine.step()
+    return _in_turns(engine, [lambda size=size: before + words(size - decodes) for size in sizes], repeats)
+
+
+def _in_turns(engine: Engine, prompts: list[Callable[[], list[int]]], repeats: int) -> list[tuple[int, float]]:
+    """Seconds of the iteration that takes in a prompt, for each kind of prompt, by the iteration's tokens."""
     times = defaultdict(list)
     for turn in range(repeats + 1):
-        for size in sizes:
-            engine.add_request(before + words(size - decodes), SamplingParams(max_tokens=1))
+        for prompt in prompts:
+            engine.add_request(prompt(), SamplingParams(max_tokens=1))
             started = perf_counter()
             engine.step()
             if turn:  # the first one warms caches and thread pools up

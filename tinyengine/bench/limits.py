@@ -7,10 +7,9 @@ from time import perf_counter
 
 import torch
 
-from tinyengine.attention import side_by_side
+from tinyengine.fast.attention import side_by_side
 from tinyengine.operators import Operators
-from tinyengine.stages import STAGES
-from tinyengine.trace import Iteration, Trace
+from tinyengine.trace import Iteration
 
 PAGE = 16  # slots of a block, for transformers as for us
 
@@ -19,7 +18,7 @@ PAGE = 16  # slots of a block, for transformers as for us
 
 def seconds(work: Callable[[], object], device: str, repeats: int = 20, in_a_row: int = 1) -> float:
     """The median time of `work` on the device: CUDA events, or the clock on a CPU; the first three do not count.
-    in_a_row: so many are launched before anybody waits, so that the GPU is never short of work."""
+    in_a_row: so many are launched before the clock waits for them, so that the GPU is never short of work."""
     times = []
     for _ in range(repeats + 3):
         if device == "cuda":
@@ -77,12 +76,11 @@ def flop_of(model, spans: Sequence[tuple[int, int]], due: int) -> int:
 
 
 class Products:
-    """The bare matrix products of iterations, on operands that lie ready."""
+    """The bare matrix products of iterations, on operands that lie ready. operators: of the engine that ran them, or
+    others to compare with."""
 
-    def __init__(self, model, stage: str, iterations: Sequence[Iteration], operators: Operators | None = None):
-        """operators: by which the linear layers are computed; None takes the stage's own."""
-        self.model, self.iterations = model, iterations
-        self.operators = operators or STAGES[stage][2].operators(model)
+    def __init__(self, model, operators: Operators, iterations: Sequence[Iteration]):
+        self.model, self.operators, self.iterations = model, operators, iterations
         self.weights = [
             linear.weight
             for layer in model.layers
@@ -118,7 +116,7 @@ class Products:
                 (queries @ keys) @ values
 
     def _attention_operands(self, iteration: Iteration) -> list[tuple[torch.Tensor, ...]]:
-        """Queries, keys and values of an iteration's attention, of the shapes in which PagedAttention has them."""
+        """Queries, keys and values of an iteration's attention, of the shapes in which torch is given them."""
         counts, lengths = zip(*((span.n_tokens, span.start + span.n_tokens) for span in iteration.spans), strict=True)
         config = self.model.config
         kv_heads, size = config.num_key_value_heads, config.head_dim
@@ -132,11 +130,11 @@ class Products:
         return operands
 
 
-def products(model, trace: Trace) -> float:
-    """Seconds for the bare matrix products of a trace's iterations, one after the other."""
-    ready = Products(model, trace.stage, trace.iterations)
+def products(model, operators: Operators, iterations: Sequence[Iteration]) -> float:
+    """Seconds for the bare matrix products of iterations, one after the other."""
+    ready = Products(model, operators, iterations)
     started = perf_counter()
-    for index in range(len(trace.iterations)):
+    for index in range(len(iterations)):
         ready.linear(index)
         ready.attention(index)
     if model.device.type == "cuda":

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from importlib import import_module
 from time import perf_counter
 from unittest.mock import patch
 
@@ -19,7 +18,7 @@ from tinyengine.operators import Operators
 
 LOOP, REST = "the loop", "rest of the model"
 LINEAR, ATTENTION = "linear layers", "attention"
-OPERATORS = {"linear": LINEAR, "rms_norm": "norms", "swiglu": "SwiGLU", "heads": "q, k: norms, rope"}
+OPERATORS = {"linear": LINEAR, "rms_norm": "norms", "swiglu": "SwiGLU", "split_normalise_rotate": "q, k: norms, rope"}
 PARTS = (
     *("schedule", "batch", "attention, set-up", LINEAR, "norms", "q, k: norms, rope", "SwiGLU", "K/V write", ATTENTION),
     *(REST, "sampling", "transfer back", "trace", "commit", "outputs", LOOP),
@@ -67,25 +66,29 @@ def watched(engine: Engine, wrap: Wrap) -> Iterator[Callable]:
     def attend(self, batch):
         return wrap(set_up(self, batch), ATTENTION)
 
-    places = [
-        (engine.scheduler, "schedule", "schedule"),
-        (engine, "_layout", "batch"),
-        (engine.model, "forward", REST),
-        (attention.cache, "write", "K/V write"),
-        (sampler, "choose", "sampling"),
-        (engine_module, "sample", "transfer back"),  # what is left of it without choose
-        (engine, "_record", "trace"),
-        (engine.scheduler, "commit", "commit"),
-        (engine, "_deliver_all", "outputs"),
-    ]
-    if attention.backend == "triton":  # its kernel writes K/V; all others go through the cache
-        places.append((import_module("tinyengine.kernels.paged"), "write_kv", "K/V write"))
     with ExitStack() as stack:
         stack.enter_context(patch.object(engine, "operators", operators))
         stack.enter_context(patch.object(type(attention), "__call__", attend))
-        for owner, name, part in places:
+        for owner, name, part in _places(engine):
             stack.enter_context(patch.object(owner, name, wrap(getattr(owner, name), part)))
         yield wrap(engine.step, LOOP)
+
+
+def _places(engine: Engine) -> list[tuple[object, str, str]]:
+    """Which call, of which object, is which part."""
+    # the Triton kernel writes K/V by itself; all others go through the cache
+    writer = (engine.attention.kernels, "write_kv") if hasattr(engine.attention, "kernels") else None
+    return [
+        (engine.scheduler, "schedule", "schedule"),
+        (engine.attention, "layout", "batch"),
+        (engine.model, "forward", REST),
+        (*(writer or (engine.attention.cache, "write")), "K/V write"),
+        (sampler, "choose", "sampling"),
+        (engine_module, "sample", "transfer back"),  # what is left of it without choose
+        *((engine.trace, name, "trace") for name in ("hold", "iteration", "append")),
+        (engine.scheduler, "commit", "commit"),
+        *((engine.outputs, name, "outputs") for name in ("settle", "put", "deliver")),
+    ]
 
 
 def ranged(work: Callable, part: str) -> Callable:

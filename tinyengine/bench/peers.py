@@ -6,8 +6,8 @@ do without: the matrix products of every iteration, on operands that lie ready.
 """
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,13 +16,15 @@ from time import perf_counter, process_time
 
 import torch
 
+from tinyengine.batch import Batch
 from tinyengine.bench.limits import PAGE, products
 from tinyengine.bench.table import Table, number
 from tinyengine.engine import Engine
 from tinyengine.metrics import measure
 from tinyengine.model.load import load_model
 from tinyengine.model.untrained import save_random_model
-from tinyengine.request import SamplingParams
+from tinyengine.operators import Operators
+from tinyengine.params import SamplingParams
 from tinyengine.trace import Trace
 from tinyengine.workload import VOCABULARY, workload
 
@@ -44,57 +46,61 @@ SHAPES = dict(
 
 
 @dataclass(frozen=True)
-class Job:
+class Task:
+    """A request as every peer takes it: it runs to max_tokens."""
+
     prompt: list[int]
     max_tokens: int
 
 
 @dataclass(frozen=True)
-class Load:
-    """A workload for all: every request is there at the start, and runs to max_tokens."""
+class TaskList:
+    """A workload for all peers: every request is there at the start."""
 
     name: str
-    jobs: tuple[Job, ...]
+    tasks: tuple[Task, ...]
     max_num_seqs: int
 
     @property
     def num_slots(self) -> int:
         """Twice what a full batch can need."""
-        return 2 * self.max_num_seqs * max(len(job.prompt) + job.max_tokens for job in self.jobs)
+        return 2 * self.max_num_seqs * max(len(task.prompt) + task.max_tokens for task in self.tasks)
 
     @property
     def output_tokens(self) -> int:
-        return sum(job.max_tokens for job in self.jobs)
+        return sum(task.max_tokens for task in self.tasks)
 
 
-def mixed(requests: int = 24, longest: int = 256, max_num_seqs: int = 8) -> Load:
+def mixed(requests: int = 24, longest: int = 256, max_num_seqs: int = 8) -> TaskList:
     """Prompts of 16 to `longest` tokens, outputs of 16 to half of that, all lengths equally likely."""
     rng = random.Random(0)
-    jobs = []
+    tasks = []
     for _ in range(requests):
         prompt = [rng.randrange(4, VOCABULARY) for _ in range(rng.randint(16, longest))]
-        jobs.append(Job(prompt, rng.randint(16, longest // 2)))
-    return Load(f"mixed-{max_num_seqs}", tuple(jobs), max_num_seqs)
+        tasks.append(Task(prompt, rng.randint(16, longest // 2)))
+    return TaskList(f"mixed-{max_num_seqs}", tuple(tasks), max_num_seqs)
 
 
-def short_long_mix() -> Load:
+def short_long_mix() -> TaskList:
     load = workload("short_long_mix")
-    return Load(load.name, tuple(Job(list(i.prompt), i.params.max_tokens) for i in load.items), load.max_num_seqs)
+    tasks = tuple(Task(list(item.prompt), item.params.max_tokens) for item in load.items)
+    return TaskList(load.name, tasks, load.max_num_seqs)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds by the clock and of the processor, and the tokens; trace: of our engines only."""
+    """Seconds by the clock and of the processor, and the tokens; trace and operators: of our engines only."""
 
     wall: float
     cpu: float
     tokens: list[list[int]]
     trace: Trace | None = None
+    operators: Operators | None = None
 
 
 def run(
     device: str = "cpu",
-    loads: tuple[Load, ...] | None = None,
+    loads: tuple[TaskList, ...] | None = None,
     stages: tuple[str, ...] = STAGES_COMPARED,
     repeats: int = 5,
 ) -> dict:
@@ -117,24 +123,25 @@ def run(
     return {"repeats": repeats, "loads": results}
 
 
-def _compare(load: Load, runners: dict[str, Callable[[], Run]], model, repeats: int) -> dict:
+def _compare(load: TaskList, runners: dict[str, Callable[[], Run]], model, repeats: int) -> dict:
     runs: dict[str, list[Run]] = {name: [] for name in runners}
     limits: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(repeats):
         for name, runner in runners.items():
-            runs[name].append(runner())
-            if trace := runs[name][-1].trace:
-                limits[name].append(products(model, trace))
+            done = runner()
+            runs[name].append(done)
+            if done.trace:
+                limits[name].append(products(model, done.operators, done.trace.iterations))
     right = next(iter(runs.values()))[0].tokens
     return {
-        "requests": len(load.jobs),
+        "requests": len(load.tasks),
         "max_num_seqs": load.max_num_seqs,
         "output_tokens": load.output_tokens,
         "rows": [_row(name, own, limits[name], right, load) for name, own in runs.items()],
     }
 
 
-def _row(name: str, runs: list[Run], limits: list[float], right: list[list[int]], load: Load) -> dict:
+def _row(name: str, runs: list[Run], limits: list[float], right: list[list[int]], load: TaskList) -> dict:
     wall = median(run.wall for run in runs)
     row = {
         "name": name,
@@ -160,29 +167,30 @@ def transformers_model(folder: str | Path, device: str):
     return model
 
 
-def one_by_one(model, load: Load) -> Run:
+def one_by_one(model, load: TaskList) -> Run:
     """`generate`, request after request."""
-    return _timed(lambda: [_generate(model, [job])[0] for job in load.jobs])
+    return _timed(lambda: [_generate(model, [task])[0] for task in load.tasks])
 
 
-def static_batches(model, load: Load) -> Run:
+def static_batches(model, load: TaskList) -> Run:
     """`generate` on left-padded batches, each until its longest request has ended."""
-    starts = range(0, len(load.jobs), load.max_num_seqs)
-    batches = [load.jobs[start : start + load.max_num_seqs] for start in starts]
-    return _timed(lambda: [own for jobs in batches for own in _generate(model, jobs)])
+    starts = range(0, len(load.tasks), load.max_num_seqs)
+    batches = [load.tasks[start : start + load.max_num_seqs] for start in starts]
+    return _timed(lambda: [own for tasks in batches for own in _generate(model, tasks)])
 
 
-def _generate(model, jobs) -> list[list[int]]:
-    width = max(len(job.prompt) for job in jobs)
-    ids = torch.tensor([[0] * (width - len(job.prompt)) + job.prompt for job in jobs], device=model.device)
-    mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in jobs], device=model.device)
-    most = max(job.max_tokens for job in jobs)
+def _generate(model, tasks: Sequence[Task]) -> list[list[int]]:
+    width = max(len(task.prompt) for task in tasks)
+    missing = [width - len(task.prompt) for task in tasks]
+    ids = torch.tensor([[0] * n + task.prompt for n, task in zip(missing, tasks)], device=model.device)
+    mask = torch.tensor([[0] * n + [1] * (width - n) for n in missing], device=model.device)
+    most = max(task.max_tokens for task in tasks)
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=0)
-    return [row[width : width + job.max_tokens] for row, job in zip(out.tolist(), jobs, strict=True)]
+    return [row[width : width + task.max_tokens] for row, task in zip(out.tolist(), tasks, strict=True)]
 
 
-def generate_batch(model, load: Load, max_batch_tokens: int = 512) -> Run:
+def generate_batch(model, load: TaskList, max_batch_tokens: int = 512) -> Run:
     """transformers' continuous batching, through the manager that `generate_batch` uses: that one has a single
     max_new_tokens for all. Its sizes are pinned: left to itself it measures free memory and takes all of it. The clock
     runs from the first request to the last token, as for us: without set-up."""
@@ -200,15 +208,15 @@ def generate_batch(model, load: Load, max_batch_tokens: int = 512) -> Run:
     )
 
     def serve(manager) -> list[list[int]]:
-        for index, job in enumerate(load.jobs):
-            manager.add_request(job.prompt, request_id=str(index), max_new_tokens=job.max_tokens)
+        for index, task in enumerate(load.tasks):
+            manager.add_request(task.prompt, request_id=str(index), max_new_tokens=task.max_tokens)
         tokens: dict[str, list[int]] = {}
         for result in manager:
             if result.is_finished():
                 tokens[result.request_id] = list(result.generated_tokens)
-            if len(tokens) == len(load.jobs):
+            if len(tokens) == len(load.tasks):
                 break
-        return [tokens[str(index)] for index in range(len(load.jobs))]
+        return [tokens[str(index)] for index in range(len(load.tasks))]
 
     with (
         torch.no_grad(),  # not inference_mode, under which its thread dies
@@ -220,9 +228,9 @@ def generate_batch(model, load: Load, max_batch_tokens: int = 512) -> Run:
 class PerRequestForward(Engine):
     """The loop without batching: the same schedule, and a forward pass for each request of it."""
 
-    def _forward(self, plan):
-        each = [super(PerRequestForward, self)._forward([item]) for item in plan]
-        return each[0][0], [token for _, tokens in each for token in tokens]
+    def logits(self, batch: Batch) -> torch.Tensor:
+        alone = [self.attention.layout([item], self.memory, 1, self.model.device) for item in batch.plan]
+        return torch.cat([super(PerRequestForward, self).logits(own) for own in alone])
 
 
 class LayerByLayer(PerRequestForward):
@@ -232,13 +240,13 @@ class LayerByLayer(PerRequestForward):
         super().__init__(*args, compiled_decode=False, **options)
 
 
-def serve(model, load: Load, stage: str, kind: type[Engine] = Engine) -> Run:
+def serve(model, load: TaskList, stage: str, kind: type[Engine] = Engine) -> Run:
     sizes = {"max_num_seqs": load.max_num_seqs, "num_slots": load.num_slots, "block_size": PAGE}
     engine = kind(model, stage, max_num_batched_tokens=BUDGET, **sizes)
-    prompts = [job.prompt for job in load.jobs]
-    params = [SamplingParams(max_tokens=job.max_tokens, ignore_eos=True) for job in load.jobs]
+    prompts = [task.prompt for task in load.tasks]
+    params = [SamplingParams(max_tokens=task.max_tokens, ignore_eos=True) for task in load.tasks]
     done = _timed(lambda: [output.token_ids for output in engine.generate(prompts, params)])
-    return Run(done.wall, done.cpu, done.tokens, engine.trace)
+    return replace(done, trace=engine.trace, operators=engine.operators)
 
 
 def _timed(work: Callable[[], list[list[int]]]) -> Run:

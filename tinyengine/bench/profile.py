@@ -29,10 +29,12 @@ from tinyengine.bench.limits import (
 from tinyengine.bench.parts import ATTENTION, LINEAR, PARTS, REST, Meter, gpu_parts, ranged, watched
 from tinyengine.bench.table import Table, number, percent
 from tinyengine.engine import Engine
+from tinyengine.fast.operators import PackedForOneDNN, PackedForOneThread
 from tinyengine.model.load import load_model
 from tinyengine.model.untrained import save_random_model
-from tinyengine.operators import PLAIN, Operators, PackedForOneDNN, PackedForOneThread
-from tinyengine.request import SamplingParams
+from tinyengine.operators import TORCH, Operators
+from tinyengine.params import SamplingParams
+from tinyengine.request import Request
 
 IN_A_ROW = 5  # steps with timers, and steps without
 
@@ -80,28 +82,27 @@ class Case:
     def __init__(self, model, name: str, requests: int, budget: int, steps: int, chunk: int = 0):
         self.name, self.requests, self.chunk = name, requests, chunk
         self.vocab_size = model.config.vocab_size
-        prompts = [job.prompt for job in peers.mixed(requests).jobs]
+        prompts = [task.prompt for task in peers.mixed(requests).tasks]
         room = sum(map(len, prompts)) + requests * (steps + PAGE) + 3 * chunk + PAGE
         sizes = {"max_num_seqs": requests + bool(chunk), "num_slots": room, "block_size": PAGE}
-        self.engine = Engine(
-            model, max_num_batched_tokens=budget, cuda_graphs=False, compiled_decode=False, **sizes
-        )
+        by_layers = {"cuda_graphs": False, "compiled_decode": False}
+        self.engine = Engine(model, max_num_batched_tokens=budget, **by_layers, **sizes)
         self.in_one_go = Engine(model, max_num_batched_tokens=budget, **sizes)
         self.others = {}  # operators whose linear layers are compared with the engine's
         if isinstance(self.engine.operators, PackedForOneThread):
-            self.others["by F.linear"] = PLAIN
-            if PackedForOneDNN.suits(model):
+            self.others["by F.linear"] = TORCH
+            if PackedForOneDNN.why_not(model) is None:
                 self.others["by oneDNN"] = PackedForOneDNN(model)
         for engine in (self.engine, self.in_one_go):
             for prompt in prompts:
                 engine.add_request(self._fitting(prompt), SamplingParams(max_tokens=steps, ignore_eos=True))
-            while any(request.computed < request.num_prompt_tokens for request in engine._requests.values()):
+            while any(request.computed < request.num_prompt_tokens for request in unfinished(engine)):
                 engine.step()
 
     def ready(self, engine: Engine):
         if not self.chunk:
             return
-        while len(engine._requests) > self.requests:  # the last prompt has tokens left
+        while len(unfinished(engine)) > self.requests:  # the last prompt has tokens left
             engine.step()
         rng = random.Random(0)
         prompt = [rng.randrange(self.vocab_size) for _ in range(3 * self.chunk)]
@@ -110,6 +111,10 @@ class Case:
 
     def _fitting(self, prompt: list[int]) -> list[int]:
         return [token % self.vocab_size for token in prompt]
+
+
+def unfinished(engine: Engine) -> list[Request]:
+    return [entry.request for entry in engine.outputs.open.values()]
 
 
 def _profile(case: Case, matrix: int, rounds: int) -> dict:
@@ -165,7 +170,7 @@ def _parts(case: Case) -> list[dict[str, float]]:
 def _needs(case: Case, matrix: int) -> dict[str, float]:
     """What the last step could not do without."""
     model, iteration = case.engine.model, case.engine.trace.iterations[-1]
-    device, bare = model.device.type, Products(model, "chunked", [iteration])
+    device, bare = model.device.type, Products(model, case.engine.operators, [iteration])
     spans = [(span.n_tokens, span.end) for span in iteration.spans]
     positions = sum(length for _, length in spans)
     size = weight_bytes(model) + positions * kv_bytes(model)
@@ -184,7 +189,7 @@ def _needs(case: Case, matrix: int) -> dict[str, float]:
 def _linear(case: Case, operators: Operators) -> float:
     """Seconds of the last step's linear layers, by other operators."""
     model, iteration = case.engine.model, case.engine.trace.iterations[-1]
-    bare = Products(model, "chunked", [iteration], operators)
+    bare = Products(model, operators, [iteration])
     return seconds(lambda: bare.linear(0), model.device.type, repeats=3)
 
 

@@ -16,7 +16,7 @@ PAGES = {
     ROOT / "docs" / "profile.md": ("profile",),
 }
 APART = {"peers_2_threads": "peers"}  # a file of results that has a place of its own, and its benchmark
-ALSO_ON_CUDA = ("profile",)  # of these, a page says where nobody has measured them on a GPU
+ALSO_ON_CUDA = ("profile",)  # of these, a page says where they have not been measured on a GPU
 
 
 def blocks(folder: Path = RESULTS) -> dict[str, str]:

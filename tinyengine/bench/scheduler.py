@@ -5,7 +5,8 @@ from time import perf_counter
 
 from tinyengine.bench.table import Table, number
 from tinyengine.memory import Blocks
-from tinyengine.request import Request, SamplingParams
+from tinyengine.params import SamplingParams
+from tinyengine.request import Request
 from tinyengine.scheduler import Chunked, Paged, Scheduler
 
 SCHEDULERS = (Paged, Chunked)
@@ -31,7 +32,8 @@ def _decoding(kind: type[Scheduler], running: int, steps: int) -> Scheduler:
     """A scheduler all of whose requests are past their prompts, and will decode for `steps` steps more."""
     prompts = [16 + index % 16 for index in range(running)]  # they need their next block at different moments
     blocks = sum(-(-(prompt + steps + 1) // 16) for prompt in prompts)
-    scheduler = kind(Blocks(blocks, 16), max_num_seqs=running, max_num_batched_tokens=sum(prompts))
+    budget = {"max_num_batched_tokens": sum(prompts)} if issubclass(kind, Chunked) else {}
+    scheduler = kind(Blocks(blocks, 16), max_num_seqs=running, **budget)
     for index, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=steps + 2, ignore_eos=True)
         scheduler.add(Request(f"r{index}", [1] * prompt, params))

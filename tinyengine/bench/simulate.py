@@ -48,7 +48,7 @@ def _trial(name: str, rate: float, requests: int, repeats: int) -> dict:
 
 
 def _alone(requests: int) -> dict:
-    """In a fresh process, whose peak is nobody else's."""
+    """In a fresh process, whose peak is its own."""
     program = f"import json; from tinyengine.bench.simulate import scale; print(json.dumps(scale({requests})))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)

@@ -55,7 +55,7 @@ class Ladder:
         self._alone: list[list[int]] = []
 
     def run(self, stage: str) -> StageRun:
-        self._engine(stage).generate([[1]])  # a process's first iteration sets up thread pools: nobody's latency
+        self._engine(stage).generate([[1]])  # a process's first iteration sets up thread pools
         engine = self._engine(stage)
         outputs = self.load.replay(engine)
         exact = sum(output.token_ids == tokens for output, tokens in zip(outputs, self._answers(outputs), strict=True))

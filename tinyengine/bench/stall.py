@@ -4,19 +4,29 @@ The budget is made as a user would make it: a profile of the model on this machi
 """
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
 
+from tinyengine.bench.iterations import SIZES, profile
 from tinyengine.bench.table import Table, number, percent
-from tinyengine.budget import SIZES, Line, choose_budget, profile
+from tinyengine.budget import Line, choose_budget
 from tinyengine.engine import Engine
 from tinyengine.metrics import token_times
 from tinyengine.model.load import load_model
-from tinyengine.request import SamplingParams
+from tinyengine.params import SamplingParams
 from tinyengine.trace import Trace
 
 PROMPT = 32  # tokens of the requests that decode
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """So many requests decode max_tokens each, and a prompt of long_prompt tokens arrives among them."""
+
+    decodes: int
+    long_prompt: int
+    max_tokens: int
 
 
 def run(
@@ -32,21 +42,13 @@ def run(
 
     tbt_target: the promise; None promises a sixth of the stall, as it is found on this machine.
     """
-    model = load_model("tiny", device=device)
-    sizes_of_run = (decodes, long_prompt, max_tokens)
-    stall = None
-    if tbt_target is None:
-        stall = _measure(_typical([_once(model, "paged", 1, *sizes_of_run) for _ in range(3)]))["worst_tbt"]
-        tbt_target = stall / 6
+    model, of_run = load_model("tiny", device=device), Sizes(decodes, long_prompt, max_tokens)
+    stall = _first_stall(model, of_run) if tbt_target is None else None
+    tbt_target = tbt_target or stall / 6
     points = profile(model, sizes, context=long_prompt, decode_context=PROMPT + max_tokens // 2, decodes=decodes)
     line = Line.fit(points)
     budget = choose_budget(line, tbt_target)
-    runs: dict[str, list[Trace]] = {"paged": [], "chunked": []}
-    for _ in range(repeats + 1):
-        for stage, own in runs.items():
-            own.append(_once(model, stage, budget, *sizes_of_run))
-    # the first of each has warmed caches and thread pools up
-    before, after = (_measure(_typical(own[1:])) for own in runs.values())
+    before, after = _before_and_after(model, budget, of_run, repeats)
     return {
         "decodes": decodes,
         "long_prompt": long_prompt,
@@ -63,20 +65,33 @@ def run(
     }
 
 
-def _once(model, stage: str, budget: int, decodes: int, long_prompt: int, max_tokens: int) -> Trace:
+def _first_stall(model, sizes: Sizes) -> float:
+    return _measure(_typical([_once(model, "paged", 1, sizes) for _ in range(3)]))["worst_tbt"]
+
+
+def _before_and_after(model, budget: int, sizes: Sizes, repeats: int) -> list[dict]:
+    runs: dict[str, list[Trace]] = {"paged": [], "chunked": []}
+    for _ in range(repeats + 1):
+        for stage, own in runs.items():
+            own.append(_once(model, stage, budget, sizes))
+    return [_measure(_typical(own[1:])) for own in runs.values()]  # the first of each has warmed thread pools up
+
+
+def _once(model, stage: str, budget: int, sizes: Sizes) -> Trace:
     rng = random.Random(0)
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=sizes.max_tokens, ignore_eos=True)
 
     def words(n: int) -> list[int]:
         return [rng.randrange(model.config.vocab_size) for _ in range(n)]
 
-    room = long_prompt + decodes * (PROMPT + max_tokens) + 16 * (decodes + 2)
+    decodes = sizes.decodes
+    room = sizes.long_prompt + decodes * (PROMPT + sizes.max_tokens) + 16 * (decodes + 2)
     engine = Engine(model, stage, max_num_seqs=decodes + 1, max_num_batched_tokens=budget, num_slots=room)
     for index in range(decodes):
         engine.add_request(words(PROMPT), params, f"decode {index}")
-    for _ in range(max_tokens // 4):
+    for _ in range(sizes.max_tokens // 4):
         engine.step()
-    engine.add_request(words(long_prompt), SamplingParams(max_tokens=1), "long")
+    engine.add_request(words(sizes.long_prompt), SamplingParams(max_tokens=1), "long")
     while engine.has_unfinished():
         engine.step()
     return engine.trace
