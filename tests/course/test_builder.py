@@ -225,7 +225,7 @@ def test_run_stores_clean_outputs(course):
     assert untidy(nb) == ""
     assert nb.cells[7].outputs[0].data["text/plain"].startswith("# this notebook: Mine\nclass Mine:\n    def f(self)")
     shown, four = nb.cells[6].outputs
-    assert shown.data["text/markdown"].startswith("`tinyengine/course/lesson.py: predict`\n\n```python\ndef predict(")
+    assert shown.data["text/html"].startswith("<div><code>tinyengine/course/lesson.py: predict</code></div>\n<pre ")
     assert four.data["text/plain"] == "4"
     assert set(nb.cells[3].outputs[0].data) == {"text/plain"}  # the private MIME type is for the grader only
     assert next(iter(run_authored(course.root, "2")))[1] == "" and course.solution.read_bytes() == first

@@ -1,5 +1,7 @@
 """show_source and show_diff show the code itself, the same on every machine."""
 
+import re
+
 import pytest
 
 from tinyengine.course import lesson, show_diff, show_source, source
@@ -77,5 +79,43 @@ def test_two_places_are_separated_and_no_difference_is_said(capsys):
     assert "no difference" in capsys.readouterr().out
 
 
-def test_a_fence_is_longer_than_the_backticks_inside():
-    assert source.fence("python", "x = '```'").startswith("````python\n")
+def test_a_notebook_shows_code_that_scrolls_and_is_coloured_without_a_style_sheet(monkeypatch):
+    shown = []
+    monkeypatch.setattr(source, "publish", lambda plain, **rich: shown.append(rich["text/html"]))
+    show_source(lesson.inline)
+    assert "tinyengine/course/lesson.py: inline</code>" in shown[0]
+    assert "white-space: pre; overflow-x: auto" in shown[0] and "<style" not in shown[0] and "class=" not in shown[0]
+    assert 'font-weight: bold">def</span>' in shown[0] and "&lt;code&gt;" in shown[0]
+
+
+def test_a_diff_is_red_and_green_line_by_line(monkeypatch):
+    def old(x):
+        return x < 1
+
+    def new(x):
+        return x < 2
+
+    shown = []
+    monkeypatch.setattr(source, "publish", lambda plain, **rich: shown.append(rich["text/html"]))
+    show_diff(old, new)
+    lines = re.findall(r'<span style="(display: block[^"]*)">(.*?)\n</span>', shown[0])
+    assert [text for _, text in lines] == [
+        "-def old(x):",
+        "-    return x &lt; 1",
+        "+def new(x):",
+        "+    return x &lt; 2",
+    ]
+    assert [style.split("rgba(")[1][:3] for style, _ in lines] == ["248", "248", "46,", "46,"]
+
+
+def test_the_colours_can_be_read_on_white_and_on_black():
+    """Contrast as WCAG counts it; on both at once there is no more than 4.4."""
+
+    def luminance(colour):
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        red, green, blue = (x / 12.92 if x <= 0.04 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for style in source.CODE.values():
+        own = luminance(style.split()[-1]) + 0.05
+        assert 1.05 / own > 4 and own / (luminance("#111111") + 0.05) > 4, style

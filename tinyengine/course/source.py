@@ -6,6 +6,7 @@ changed engine turns the lesson red until it is run again.
 
 import ast
 import difflib
+import html
 import inspect
 import linecache
 import sys
@@ -13,13 +14,32 @@ import textwrap
 
 from tinyengine.course.display import publish
 
+# A notebook that the reader has not run yet is not trusted: JupyterLab then drops style sheets and variables of the
+# theme, and keeps plain colours. These can be read on white and on black alike.
+CODE = {
+    "Keyword": "bold #178a3c",
+    "Operator.Word": "bold #178a3c",
+    "Name.Function": "#2a7de1",
+    "Name.Class": "#2a7de1",
+    "Number": "#8b6bd0",
+    "String": "#c2542d",
+    "String.Doc": "#767676",
+    "Comment": "italic #767676",
+}
+CHANGES = {"-": "rgba(248,81,73,0.22)", "+": "rgba(46,160,67,0.22)"}  # red and green, over any background
+
+# A long line scrolls: JupyterLab would break it inside a word.
+BLOCK = (
+    "white-space: pre; overflow-x: auto; word-break: normal; margin: 4px 0 16px; padding: 0 0 0 12px; "
+    "border-left: 3px solid rgba(128,128,128,0.4)"
+)
+
 
 def show_source(obj, *more) -> None:
     """Show the code of classes, functions, methods or modules, each under the name of its file."""
     objects = (obj, *more)
     plain = "\n\n".join(f"# {caption(o)}\n{source_of(o)}" for o in objects)
-    markdown = "\n\n".join(f"`{caption(o)}`\n\n{fence('python', source_of(o))}" for o in objects)
-    publish(plain, **{"text/markdown": markdown})
+    publish(plain, **{"text/html": "\n".join(block(caption(o), coloured(source_of(o))) for o in objects)})
 
 
 def show_diff(a, b, context: int = 1) -> None:
@@ -29,8 +49,10 @@ def show_diff(a, b, context: int = 1) -> None:
     if not changes:
         publish(f"{title}: no difference", **{"text/markdown": f"`{title}`: no difference"})
         return
-    diff = "\n".join(changes)
-    publish(f"{title}\n{diff}", **{"text/markdown": f"`{title}`\n\n{fence('diff', diff)}"})
+    plain = "\n".join([title, *changes])
+    lines = "".join(map(coloured_change, changes))
+    whole = f'<span style="display: inline-block; min-width: 100%">{lines}</span>'  # as wide as its longest line
+    publish(plain, **{"text/html": block(title, whole)})
 
 
 def source_of(obj) -> str:
@@ -86,9 +108,25 @@ def diff_lines(a: str, b: str, context: int) -> list[str]:
     return lines[1:]  # the first hunk needs no separator before it
 
 
-def fence(language: str, code: str) -> str:
-    """A Markdown code block whose fence is longer than any run of backticks inside it."""
-    ticks = "```"
-    while ticks in code:
-        ticks += "`"
-    return f"{ticks}{language}\n{code}\n{ticks}"
+def block(title: str, code: str) -> str:
+    """HTML of some code under its title."""
+    return f'<div><code>{html.escape(title)}</code></div>\n<pre style="{BLOCK}">{code}</pre>'
+
+
+def coloured(code: str) -> str:
+    """Python as HTML, its colours in the elements themselves."""
+    from pygments import highlight, token
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+    from pygments.style import Style
+
+    styles = {token.string_to_tokentype(name): colour for name, colour in CODE.items()}
+    formatter = HtmlFormatter(style=type("Colours", (Style,), {"styles": styles}), noclasses=True, nowrap=True)
+    return highlight(code, PythonLexer(stripnl=False), formatter).rstrip("\n")
+
+
+def coloured_change(line: str) -> str:
+    """A line of a diff as HTML. Its end is inside, so that it stays a line of its own where styles are dropped."""
+    colour = CHANGES.get(line[:1])
+    style = "display: block" + (f"; background-color: {colour}" if colour else "")
+    return f'<span style="{style}">{html.escape(line)}\n</span>'
