@@ -9,7 +9,7 @@ from tinyengine.clock import IterationClock
 from tinyengine.metrics import measure
 from tinyengine.simulate import Job, Unit, simulate
 from tinyengine.simulate.executor import new_trace
-from tinyengine.stages import STAGES
+from tinyengine.stages import STAGES, build
 from tinyengine.trace import Trace
 from tinyengine.workload import WORKLOADS, workload
 
@@ -35,8 +35,7 @@ def test_the_simulator_writes_the_engines_trace(stage, tiny):
     while engine.has_unfinished():
         engine.step()
 
-    make_scheduler, make_memory, _ = STAGES[stage]
-    scheduler = make_scheduler(make_memory.for_arena(128, 16), 4, 24)
+    scheduler = build(stage, {}, num_slots=128, max_num_seqs=4, max_num_batched_tokens=24)
     trace = new_trace(stage, scheduler)
     report = simulate(JOBS, scheduler, Unit(), trace=trace)
     assert without_tokens(trace) == without_tokens(engine.trace)
