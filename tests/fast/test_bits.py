@@ -21,7 +21,7 @@ BATCH = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 140)), min_size=2,
 
 
 def per_request(kernels, case, tile_rows, split_size=None, **options):
-    out = kernels.paged_attention(*case.args, max(case.counts), tile_rows=tile_rows, split_size=split_size, **options)
+    out = kernels.paged_attention(*case.args, max_seqlen_q=max(case.counts), tile_rows=tile_rows, split_size=split_size, **options)
     return out.split(case.counts)
 
 
@@ -48,7 +48,7 @@ def test_neighbours_leave_no_trace(kernels, tile_rows, batch, half, split_size):
     dtype = kernels.dtypes[half % len(kernels.dtypes)]
     case = build(counts, contexts, block_size=16, dtype=dtype, device=kernels.device, **SHAPE)
     for index, together in enumerate(per_request(kernels, case, tile_rows, split_size)):
-        solo = kernels.paged_attention(*alone(case, index), counts[index], tile_rows=tile_rows, split_size=split_size)
+        solo = kernels.paged_attention(*alone(case, index), tile_rows=tile_rows, split_size=split_size)
         assert torch.equal(together, solo), f"request {index} differs"
 
 
@@ -87,7 +87,7 @@ def test_chunks_leave_no_trace(kernels, count, context, cuts, tile_rows, split_s
         (whole,) = per_request(kernels, case, tile_rows, split_size)
         for first, end in pairwise([0, *sorted(cut for cut in cuts if cut < count), count]):
             chunk = kernels.paged_attention(
-                *alone(case, 0, first, end), end - first, tile_rows=tile_rows, split_size=split_size
+                *alone(case, 0, first, end), tile_rows=tile_rows, split_size=split_size
             )
             assert torch.equal(whole[first:end], chunk), f"queries {first} .. {end - 1} differ"
 
@@ -112,7 +112,7 @@ def test_a_value_that_is_not_finite_is_for_those_that_see_it(
     kernels, count, context, back, cuts, fill, only, tile_rows, split_size, head_dim, half
 ):
     """The whole key and value of a token, or one number of its value: earlier queries have the bits that they have
-    before an ordinary token, and whoever sees it has NaN there, in one piece as in chunks."""
+    before an ordinary token, and queries that see it have NaN there, in one piece as in chunks."""
     shape = SHAPE | dict(head_dim=head_dim, block_size=16, dtype=kernels.dtypes[half % len(kernels.dtypes)])
     options = dict(tile_rows=tile_rows, split_size=split_size, prefix_pure=True)
     case = build([count], [context], device=kernels.device, **shape)
@@ -132,7 +132,7 @@ def test_a_value_that_is_not_finite_is_for_those_that_see_it(
         assert same_bits(*(torch.where(x.isnan(), 0, x) for x in (whole, wanted)))
         assert torch.equal(whole.isnan(), wanted.isnan())
         for first, end in pairwise([0, *sorted(cut for cut in cuts if cut < count), count]):
-            chunk = kernels.paged_attention(*alone(case, 0, first, end), end - first, **options)
+            chunk = kernels.paged_attention(*alone(case, 0, first, end), **options)
             assert same_bits(chunk, whole[first:end]), f"queries {first} .. {end - 1} differ"
 
 

@@ -43,7 +43,7 @@ def compile(kernel, dtype, capability, constants, num_warps=4, num_stages=3):
 
 
 def attend(rows, head_dim, dtype, capability, group=2, block_size=16, tile_rows=None, split_size=0, pure=False):
-    from tinyengine.kernels import paged
+    from tinyengine.fast.kernels.cuda import paged
 
     config = paged.tile_config(rows, head_dim, dtype, tile_rows)
     options = {name: config.pop(name) for name in ("num_warps", "num_stages")}
@@ -94,7 +94,7 @@ def test_block_sizes_compile(block_size):
 
 
 def test_splits_compile():
-    from tinyengine.kernels import paged
+    from tinyengine.fast.kernels.cuda import paged
 
     for capability in KIBIBYTES:
         assert_it_runs(attend(2, 128, torch.bfloat16, capability, split_size=512), capability)
@@ -104,7 +104,7 @@ def test_splits_compile():
 
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.get)
 def test_writing_compiles(dtype):
-    from tinyengine.kernels import paged
+    from tinyengine.fast.kernels.cuda import paged
 
     constants = dict(KV_HEADS=8, HEAD_DIM=80, BLOCK_SIZE=16, ELEMENTS=1024)
     for capability in KIBIBYTES:

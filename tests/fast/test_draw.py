@@ -24,7 +24,7 @@ def interpreted():
 def kernel(request, triton):
     if request.param == "interpreter":
         return interpreted()
-    from tinyengine.kernels.draw import draw
+    from tinyengine.fast.kernels.cuda.draw import draw
 
     return draw, "cuda"
 
@@ -59,7 +59,7 @@ def test_it_compiles(capability, triton, tmp_path, monkeypatch):
     from triton.compiler import ASTSource
     from triton.compiler import compile as triton_compile
 
-    from tinyengine.kernels import draw
+    from tinyengine.fast.kernels.cuda import draw
 
     kinds = {"best": "*fp32", "token": "*i64", "logits": "*fp32", "seeds": "*i64", "positions": "*i64"}
     signature = {name: kinds.get(name, "constexpr" if name == "TILE" else "i32") for name in draw._draw.arg_names}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="numba is not installed: pip install numba")
 
-from tinyengine.kernels.linear import WIDTH, linear, pack
+from tinyengine.fast.kernels.cpu.linear import WIDTH, linear, pack
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([WIDTH - 1, WIDTH, WIDTH + 1, 2 * WIDTH, 3 * WIDTH + 5, 300]))
 

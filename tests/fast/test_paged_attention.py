@@ -15,7 +15,7 @@ SHAPE = dict(heads=4, kv_heads=2, head_dim=16, block_size=16)
 
 def check(kernels, counts, contexts, dtype=torch.float32, tile_rows=None, split_size=None, **shape):
     case = build(counts, contexts, dtype=dtype, device=kernels.device, **{**SHAPE, **shape})
-    out = kernels.paged_attention(*case.args, max(counts), tile_rows=tile_rows, split_size=split_size)
+    out = kernels.paged_attention(*case.args, max_seqlen_q=max(counts), tile_rows=tile_rows, split_size=split_size)
     assert out.shape == case.args[0].shape and out.dtype == dtype
     worst = (out.cpu().double() - definition(case)).abs().max().item()
     assert worst <= TOLERANCE[dtype], f"off by {worst}"  # NaN compares as False
@@ -100,13 +100,13 @@ def test_rows_of_q_may_be_views_of_a_fused_projection(kernels):
     q, *rest = case.args
     fused = torch.cat([torch.full_like(q, math.nan), q, torch.full_like(q, math.nan)], dim=1)[:, 4:8]
     assert not fused.is_contiguous()
-    assert torch.equal(kernels.paged_attention(fused, *rest, 5), kernels.paged_attention(q, *rest, 5))
+    assert torch.equal(kernels.paged_attention(fused, *rest), kernels.paged_attention(q, *rest))
 
 
 def test_large_scores_do_not_overflow(kernels):
     case = build([4], [60], dtype=torch.float32, device=kernels.device, **SHAPE)
     case.args[0].mul_(300.0)
-    out = kernels.paged_attention(*case.args, 4)
+    out = kernels.paged_attention(*case.args)
     assert (out.cpu().double() - definition(case)).abs().max() < 1e-3
 
 
@@ -114,7 +114,7 @@ def test_no_tokens_are_no_work(kernels):
     case = build([1], [3], dtype=torch.float32, device=kernels.device, **SHAPE)
     q, keys, values, _, _, table = case.args
     none = torch.zeros(0, dtype=torch.int32, device=kernels.device)
-    out = kernels.paged_attention(q[:0], keys, values, none.new_zeros(1), none, table[:0], 1)
+    out = kernels.paged_attention(q[:0], keys, values, none.new_zeros(1), none, table[:0])
     assert out.shape == (0, 4, 16)
 
 
@@ -135,8 +135,8 @@ def test_addresses_pass_2_to_the_31(kernels):
     near = build([3], [13], dtype=torch.float16, device=kernels.device, heads=2, kv_heads=1, head_dim=64, block_size=16)
     q, near_keys, near_values, starts, lengths, table = near.args
     keys[block], values[block] = near_keys[table[0, 0]], near_values[table[0, 0]]
-    far = kernels.paged_attention(q, keys, values, starts, lengths, torch.full_like(table, block), 3)
-    assert torch.equal(far, kernels.paged_attention(*near.args, 3)) and far.abs().max() > 0.1
+    far = kernels.paged_attention(q, keys, values, starts, lengths, torch.full_like(table, block))
+    assert torch.equal(far, kernels.paged_attention(*near.args)) and far.abs().max() > 0.1
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_written_keys_are_read_back(kernels):
     """Token by token through both kernels, as the engine does: the last row of a prefill is the decode of it."""
     case = build([20], [0], dtype=torch.float32, device=kernels.device, **SHAPE)
     q, keys, values, _, _, table = case.args
-    whole = kernels.paged_attention(*case.args, 20, tile_rows=16)
+    whole = kernels.paged_attention(*case.args, tile_rows=16)
     keys, values = torch.full_like(keys, math.nan), torch.full_like(values, math.nan)
     table = table[:, :2]
     for position in range(20):
@@ -192,7 +192,6 @@ def test_written_keys_are_read_back(kernels):
             torch.tensor([0, 1], dtype=torch.int32, device=kernels.device),
             torch.tensor([position + 1], dtype=torch.int32, device=kernels.device),
             table,
-            1,
         )
         assert (one[0] - whole[position]).abs().max() < 3e-6
 
@@ -201,15 +200,15 @@ def test_the_engines_torch_attention_says_the_same(kernels):
     from tinyengine.attention import paged_attention as oracle
 
     case = build([1, 40, 5, 1], [99, 0, 63, 0], dtype=torch.float32, device=kernels.device, **SHAPE)
-    assert (kernels.paged_attention(*case.args, 40) - oracle(*case.args)).abs().max() < 1e-5
+    assert (kernels.paged_attention(*case.args) - oracle(*case.args)).abs().max() < 1e-5
 
 
 @pytest.mark.cuda
 def test_varlen_attn_says_the_same():
-    from tinyengine.kernels import paged, varlen
+    from tinyengine.fast.kernels.cuda import paged, varlen
 
-    if not varlen.is_available():
-        pytest.skip(varlen.missing())
+    if reason := varlen.why_not(torch.empty(256, 2, 64, dtype=torch.float16)):
+        pytest.skip(reason)
     for dtype in (torch.float16, torch.bfloat16):
         case = build(
             [1, 300, 5, 1],
@@ -221,6 +220,6 @@ def test_varlen_attn_says_the_same():
             dtype=dtype,
             device="cuda",
         )
-        ours, theirs = (kernel.paged_attention(*case.args, 300).double().cpu() for kernel in (paged, varlen))
+        ours, theirs = (kernel.paged_attention(*case.args).double().cpu() for kernel in (paged, varlen))
         assert (ours - theirs).abs().max() <= TOLERANCE[dtype]
         assert (theirs - definition(case)).abs().max() <= TOLERANCE[dtype]

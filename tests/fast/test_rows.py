@@ -11,7 +11,7 @@ from helpers.kernels import assert_it_runs, interpreted_library, load_interprete
 def rows(request, triton):
     """linear, rms_norm and the device that they run on."""
     if request.param == "gpu":
-        from tinyengine.kernels import matmul, rmsnorm
+        from tinyengine.fast.kernels.cuda import matmul, rmsnorm
 
         return SimpleNamespace(device="cuda", linear=matmul.linear, rms_norm=rmsnorm.rms_norm)
     request.getfixturevalue("interpreted")  # skips where the interpreter does not work
@@ -97,7 +97,7 @@ def compile_rows(kernel, dtype, capability, constants, num_warps=4, num_stages=3
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_kernels_compile(compiler, dtype, capability):
-    from tinyengine.kernels import matmul, rmsnorm
+    from tinyengine.fast.kernels.cuda import matmul, rmsnorm
 
     for height in matmul.TILE_ROWS:
         constants = {"PROGRAMS": 108, "BLOCK_M": height, "BLOCK_N": matmul.BLOCK_N, "BLOCK_K": matmul.BLOCK_K}

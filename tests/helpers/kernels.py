@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 import torch
 
-KERNELS = Path(__file__).parents[2] / "tinyengine" / "kernels"
+KERNELS = Path(__file__).parents[2] / "tinyengine" / "fast" / "kernels" / "cuda"
 KIBIBYTES = {80: 163, 90: 227}  # shared memory that one program may use; CUDA programming guide, compute capabilities
 
 
 def load_interpreted(name: str):
-    """A second copy of tinyengine.kernels.<name> that Triton's interpreter runs on the CPU.
+    """A second copy of tinyengine.fast.kernels.cuda.<name> that Triton's interpreter runs on the CPU.
 
     `triton.jit` decides when it decorates, so the variable is set only while this copy is loaded; the compiled module
     of the same name, and every other test in this process, see nothing of it.
@@ -45,6 +45,7 @@ def interpreted():
         dtypes=(torch.float32, torch.float16),  # the interpreter multiplies the bits of a bfloat16 (triton #11584)
         paged_attention=run(module.paged_attention),
         write_kv=run(module.write_kv),
+        check_arena=module.check_arena,
         tile_config=module.tile_config,
     )
 
@@ -91,13 +92,14 @@ def rows_apart():
 
 
 def compiled():
-    from tinyengine.kernels import paged
+    from tinyengine.fast.kernels.cuda import paged
 
     return SimpleNamespace(
         device="cuda",
         dtypes=(torch.float32, torch.float16, torch.bfloat16),
         paged_attention=paged.paged_attention,
         write_kv=paged.write_kv,
+        check_arena=paged.check_arena,
         tile_config=paged.tile_config,
     )
 
