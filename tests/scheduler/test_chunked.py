@@ -281,7 +281,7 @@ def test_without_mixing_a_recompute_past_its_prompt_still_runs_with_the_prompts(
 def test_without_mixing_a_newcomer_with_one_token_left_runs_with_the_prompts():
     """All but the last token of r1 is in the prefix cache: it decodes at once, in an iteration of prompts."""
     drive = chunked(20, 8, caching=True, mixing=False).add(make(0, 17, 9))
-    while drive.requests[0].gap > 1:
+    while not drive.requests[0].output_token_ids:
         drive.step()
     drive.add(make(1, list(drive.requests[0].prompt_token_ids), 2))
     steps = [drive.step() for _ in range(2)]
