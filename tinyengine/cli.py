@@ -9,10 +9,22 @@ from pathlib import Path
 from tinyengine.bench import BENCHMARKS
 from tinyengine.workload import WORKLOADS
 
+# What the embedded model was trained on, with a question of each kind.
+QUESTIONS = {
+    "capitals": "What is the capital of France?",
+    "sums": "What is 23 + 45?",
+    "counting": "Count from 7 to 31.",
+    "look-ups": "Mia: fox. Leo: owl. Ann: cat. Leo?",
+    "facts": "What is the opposite of hot?",
+    "greetings": "Say hello to Mia.",
+    "repeating": "Repeat the word river.",
+    "stories": "Tell me a short story about a fox.",
+}
+
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 fine, 1 the answer is no, 2 it was asked wrongly, 141 nobody reads
-    on (`| head`): 128 + SIGPIPE, which is what a shell makes of it."""
+    """Runs one command and returns its exit code: 0 fine, 1 the answer is no, 2 it was asked wrongly, 141 its reader
+    has left (`| head`): 128 + SIGPIPE, which is what a shell makes of it."""
     parser = build_parser()
     args = parser.parse_args(argv)
     try:
@@ -45,7 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--html", type=Path, metavar="PATH", help="write the timeline there, as one page")
     demo.set_defaults(func=_demo, outputs=("json", "html"))
 
-    generate = commands.add_parser("generate", help="answer one prompt, token by token")
+    generate = commands.add_parser(
+        "generate",
+        help="answer one prompt, token by token (--help: what the embedded model can be asked)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="The embedded model is very small. The kinds of questions that it knows:\n\n"
+        + "\n".join(f"  {kind:<10} {example}" for kind, example in QUESTIONS.items()),
+    )
     generate.add_argument("prompt")
     generate.add_argument("--model", default="tiny", help='"tiny", a folder, or a hub name')
     generate.add_argument("--max-tokens", type=int, default=256)
@@ -105,6 +123,8 @@ def _bench(args) -> int:
 
 
 def _generate(args) -> int:
+    if not args.prompt.strip():
+        raise ValueError(f"the prompt is {args.prompt!r}, but must have a character that is no space: ask something")
     from tinyengine import Engine, SamplingParams, load_model
 
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, top_p=args.top_p, seed=args.seed)
@@ -115,7 +135,12 @@ def _generate(args) -> int:
     if not args.raw:
         messages = [{"role": "user", "content": prompt}]
         prompt = model.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    is_empty = True
     for token in Engine(model).stream(prompt, params):
         print(token.text, end="", flush=True)
+        is_empty = is_empty and not token.text.strip()
     print()
+    if is_empty:
+        about = "; `tinyengine generate --help` lists what it can be asked" if args.model == "tiny" else ""
+        print(f"tinyengine: the model's answer is empty{about}", file=sys.stderr)
     return 0

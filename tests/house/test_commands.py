@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tinyengine import STAGES, demo
+from tinyengine import STAGES, cli, demo
 from tinyengine.cli import main
 
 REFUSED = [
@@ -25,7 +25,8 @@ REFUSED = [
     (["generate", "hi", "--top-p", "1.5"], "top_p is 1.5"),
     (["generate", "hi", "--seed", "-1"], "seed is -1"),
     (["generate", "hi", "--max-tokens", "100000"], "positions"),
-    (["generate", "", "--raw"], "the prompt of request 'r0' has 0 tokens"),
+    (["generate", ""], "the prompt is '', but must have a character that is no space: ask something"),
+    (["generate", " \n ", "--raw"], "the prompt is ' \\n ', but must have a character that is no space"),
 ]
 
 
@@ -50,10 +51,32 @@ def test_a_model_without_tokenizer_cannot_read_a_prompt(capsys, random_folder):
     assert "has no tokenizer, so it cannot read a prompt" in capsys.readouterr().err
 
 
-def test_generate_answers(capsys):
-    assert main(["generate", "What is the capital of France?"]) == 0
+ANSWERS = {
+    "capitals": "Paris",
+    "sums": "68",
+    "counting": "7 8 9 10",
+    "look-ups": "owl",
+    "facts": "cold",
+    "greetings": "Hello Mia",
+    "repeating": "river",
+    "stories": "",
+}
+
+
+@pytest.mark.parametrize("kind", cli.QUESTIONS)
+def test_generate_answers_what_its_help_lists(capsys, kind):
+    assert main(["generate", cli.QUESTIONS[kind]]) == 0
     out, err = capsys.readouterr()
-    assert out.strip().startswith("Paris") and "Traceback" not in err
+    assert out.strip().startswith(ANSWERS[kind]) and out.strip() and "tinyengine: " not in err
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    assert f"{kind:<10} {cli.QUESTIONS[kind]}" in capsys.readouterr().out
+
+
+def test_an_empty_answer_is_said_to_be_empty(capsys):
+    assert main(["generate", "--raw", "<|user|>What is 23 + 45?<|assistant|>68"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "\n" and "the model's answer is empty; `tinyengine generate --help` lists what it can be asked" in err
 
 
 def test_generate_draws_by_its_seed(capsys):
