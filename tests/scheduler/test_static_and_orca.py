@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tinyengine.clock import IterationClock
 from tinyengine.memory import Slots
 from tinyengine.metrics import measure
-from tinyengine.request import Lifecycle, Request, SamplingParams
+from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Orca, Scheduler, Static
 from tinyengine.trace import Trace
 from tinyengine.workload import workload
@@ -30,7 +31,7 @@ def from_workload(name: str) -> list[Request]:
 
 def run(scheduler: Scheduler, requests: list[Request]) -> Trace:
     """The engine's loop with a dummy for a model: every request that is due gets the same token."""
-    clock, trace = IterationClock(), Trace("test", scheduler.max_num_seqs, scheduler.memory.n_slots)
+    clock, trace = IterationClock(), Trace.of("test", scheduler)
     for request in requests:
         scheduler.add(request)
         trace.arrive(request)
@@ -120,10 +121,10 @@ def test_prefill_is_one_iteration_and_yields_the_first_token():
     scheduler.add(request := make(0, 20, 3))
     seen = []
     while plan := scheduler.schedule():
-        seen.append((request.lifecycle, plan[0][1]))
+        seen.append((request.computed, plan[0][1]))
         scheduler.commit(plan, [DUMMY])
-    assert seen == [(Lifecycle.INITIATION, 20), (Lifecycle.INCREMENT, 1), (Lifecycle.INCREMENT, 1)]
-    assert request.lifecycle is Lifecycle.FINISHED and request.finish_reason == "length"
+    assert seen == [(0, 20), (20, 1), (21, 1)]
+    assert request.finished and request.finish_reason == "length"
     assert request.computed == 22  # nothing attends to the last token
 
 
@@ -244,6 +245,10 @@ def prepared() -> tuple[Orca, list]:
         (lambda plan: plan, [DUMMY, DUMMY, DUMMY], "tokens has 3 entries, but the plan has 2"),
         (lambda plan: plan, [], "tokens has 0 entries"),
         (lambda plan: [plan[0], plan[0]], [DUMMY, DUMMY], "names a request twice"),
+        (lambda plan: plan, [DUMMY, 1.0], "'r1' was given 1.0, but a token is a whole number"),
+        (lambda plan: plan, [DUMMY, np.float32(1)], "'r1' was given .*1.0.*, but a token is a whole number"),
+        (lambda plan: plan, [[DUMMY], DUMMY], r"'r0' was given \[7\], but a token is a whole number"),
+        (lambda plan: plan, ["7", DUMMY], "'r0' was given '7', but a token is a whole number"),
     ],
 )
 def test_commit_refuses_what_does_not_match_before_it_changes_anything(change, tokens, message):
@@ -254,6 +259,16 @@ def test_commit_refuses_what_does_not_match_before_it_changes_anything(change, t
     assert [(request.tokens, request.computed, request.table) for request, _ in plan] == before
     assert [token.request.request_id for token in scheduler.commit(plan, [8, 9])] == ["r0", "r1"]  # and it goes on
     assert [request.output_token_ids for request, _ in plan] == [[DUMMY, 8], [9]]
+
+
+@pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8], ids=lambda number: number.__name__)
+def test_commit_takes_the_integers_of_numpy_and_keeps_plain_ones(number):
+    scheduler, plan = prepared()
+    events = scheduler.commit(plan, [number(8), number(9)])
+    assert [event.token_id for event in events] == [8, 9]
+    assert all(type(token) is int for request, _ in plan for token in request.tokens)
+    assert all(type(event.token_id) is int for event in events)
+    assert scheduler.commit([(plan[1][0], 1)], np.array([5]))[0].token_id == 5  # an array of tokens, too
 
 
 def test_a_part_of_a_prompt_emits_nothing_and_the_last_part_does():
@@ -304,7 +319,7 @@ def test_abort_frees_at_once_and_twice_is_once(wait):
     victim, other = (requests[1], requests[0]) if wait else requests
     for _ in range(2):
         scheduler.abort(victim)
-        assert victim.lifecycle is Lifecycle.FINISHED and victim.finish_reason == "abort" and not victim.table
+        assert victim.finished and victim.finish_reason == "abort" and not victim.table
         assert [*scheduler.running, *scheduler.waiting] == [other]
         assert scheduler.memory.n_rsrv == (6 if wait else 0)
     run(scheduler, [])
@@ -418,7 +433,7 @@ class Play:
         assert len(batch) <= scheduler.rows(plan) <= scheduler.max_num_seqs
         assert all(n_tokens == request.gap and request.table for request, n_tokens in plan)
         assert all(n_tokens in (1, request.num_prompt_tokens) for request, n_tokens in plan)
-        # first come, first served: who was running stays, in its place; who joins is a beginning of the queue
+        # first come, first served: what was running stays, in its place; what joins is a beginning of the queue
         assert batch[: len(already)] == already
         joined = batch[len(already) :]
         assert joined == queue[: len(joined)] and list(scheduler.waiting) == queue[len(joined) :]
