@@ -32,9 +32,9 @@ def hot_model(config: Config, dtype: torch.dtype, seed: int = 0) -> Qwen3:
     return model.to(dtype)
 
 
-def run(model: Qwen3, stage: str, requests: int = 64, tokens: int = 64, **options) -> Hot:
+def run(model: Qwen3, stage: str, requests: int = 64, tokens: int = 64, fast: bool = True, **options) -> Hot:
     """Serves the requests in one batch under a budget, and each alone; compares tokens and bits."""
-    subject = Subject(model, stage)
+    subject = Subject(model, stage, fast=fast)
     lengths = [5 + 3 * number for number in range(requests)]
     batch = [replace(job, params=replace(job.params, max_tokens=tokens)) for job in jobs(subject, lengths)]
     engine = subject.run(Scenario(batch, {"max_num_batched_tokens": 256} | options))
@@ -48,10 +48,10 @@ def run(model: Qwen3, stage: str, requests: int = 64, tokens: int = 64, **option
     return Hot(requests, flipped, moved)
 
 
-def compared(config: Config, dtype: torch.dtype) -> dict[str, Hot]:
+def compared(config: Config, dtype: torch.dtype, fast: bool = True) -> dict[str, Hot]:
     """The stage before, which promises no bits, and the one that does, on one hot model of this shape."""
     model = hot_model(config, dtype)
-    return {stage: run(model, stage) for stage in ("chunked", "invariant")}
+    return {stage: run(model, stage, fast=fast) for stage in ("chunked", "invariant")}
 
 
 def sentence(stage: str, hot: Hot) -> str:

@@ -45,15 +45,15 @@ class Ledger:
         }
 
 
-def verify(model: Qwen3, checks: Iterable[str] = CHECKS, cost: bool = True) -> Ledger:
+def verify(model: Qwen3, checks: Iterable[str] = CHECKS, cost: bool = True, fast: bool = True) -> Ledger:
     """Runs the checks on the invariant stage and on the plain one. Raises RuntimeError where the self-test refuses."""
     ledger = Ledger(describe(model))
     started = time.perf_counter()
-    subjects = [Subject(model, stage) for stage in (INVARIANT, PLAIN)]
+    subjects = [Subject(model, stage, fast=fast) for stage in (INVARIANT, PLAIN)]
     for check in checks:
         ledger.rows[check] = {subject.stage: CHECKS[check](subject) for subject in subjects}
     if cost:
-        ledger.cost = {n: measure_cost(model, n) for n in (1, 8)}
+        ledger.cost = {n: measure_cost(model, n, fast=fast) for n in (1, 8)}
     ledger.seconds = time.perf_counter() - started
     return ledger
 
@@ -65,18 +65,18 @@ def describe(model: Qwen3) -> str:
     return f"{dtype}, {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
-def measure_cost(model: Qwen3, requests: int, rounds: int = 3) -> float:
+def measure_cost(model: Qwen3, requests: int, rounds: int = 3, fast: bool = True) -> float:
     """Seconds of the invariant stage over those of the plain one: decoding, interleaved, the median of the ratios. A
     first look; `tinyengine bench` measures it properly."""
     ratios = []
     for _ in range(rounds):
-        seconds = {stage: _decode_seconds(model, stage, requests) for stage in (PLAIN, INVARIANT)}
+        seconds = {stage: _decode_seconds(model, stage, requests, fast) for stage in (PLAIN, INVARIANT)}
         ratios.append(seconds[INVARIANT] / seconds[PLAIN])
     return statistics.median(ratios)
 
 
-def _decode_seconds(model: Qwen3, stage: str, requests: int) -> float:
-    engine = Engine(model, stage, max_num_seqs=requests, max_num_batched_tokens=4096, num_slots=4096)
+def _decode_seconds(model: Qwen3, stage: str, requests: int, fast: bool) -> float:
+    engine = Engine(model, stage, max_num_seqs=requests, max_num_batched_tokens=4096, num_slots=4096, fast=fast)
     for number in range(requests):
         engine.add_request([number + 1] * 100, SamplingParams(max_tokens=25, ignore_eos=True))
     engine.step()
@@ -110,9 +110,9 @@ def show(ledger: Ledger, console: Console | None = None):
     console.print("Not covered: another GPU model, thread count or library version, and tensor parallelism.")
 
 
-def fault_table(model: Qwen3, faults: Iterable[str] = FAULTS) -> dict[str, dict[str, int]]:
+def fault_table(model: Qwen3, faults: Iterable[str] = FAULTS, fast: bool = True) -> dict[str, dict[str, int]]:
     """{fault: {check: floats that differ}}, each fault planted in the invariant engine."""
-    return {name: dict(_caught(Subject(model, INVARIANT, FAULTS[name]))) for name in faults}
+    return {name: dict(_caught(Subject(model, INVARIANT, FAULTS[name], fast))) for name in faults}
 
 
 def fault_markdown(table: dict[str, dict[str, int]], envelope: str) -> str:
