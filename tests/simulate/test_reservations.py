@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Orca
 from tinyengine.simulate import Job, Unit, simulate
+from tinyengine.simulate.executor import new_trace
 from tinyengine.simulate.reservations import SIZES, Reserved
 
 
@@ -84,6 +85,10 @@ def test_what_can_never_fit_is_refused_when_it_is_added():
 @pytest.mark.parametrize("size", SIZES)
 def test_every_reservation_runs_to_its_end(size):
     memory = Reserved(300, size, 64)
-    report = simulate([Job(0.0, 1 + n % 30, 1 + n % 17) for n in range(50)], Orca(memory, 8), Unit())
+    scheduler = Orca(memory, 8)
+    trace = new_trace(size, scheduler)
+    report = simulate([Job(0.0, 1 + n % 30, 1 + n % 17) for n in range(50)], scheduler, Unit(), trace=trace)
     assert report.finished == 50 and memory.n_rsrv == 0
     memory.check()
+    held = [holding for iteration in trace.iterations for holding in iteration.memory.values()]
+    assert {holding.reserved for holding in held} <= {1 << order for order in range(7)}

@@ -114,7 +114,7 @@ def _gamma(mean: float, shape: float, cut: int, count: int) -> list[int]:
 
 def memory_shares(jobs: list[Job], size: str) -> tuple[float, float, float, float]:
     """Live, reserved (for what the requests will still generate), internal and external waste: shares of the arena over
-    a run in which somebody always waits."""
+    a run in which some request always waits."""
     memory = Reserved(ARENA, size, LONGEST)
     live = future = unused = 0.0
 

@@ -1,5 +1,6 @@
 """Reservations of the PagedAttention paper's baselines: how much is set aside at admission, by a buddy allocator."""
 
+from tinyengine.holding import Holders
 from tinyengine.memory import Slots
 from tinyengine.request import Request
 
@@ -24,8 +25,8 @@ class Reserved(Slots):
         is the next power of two of that.
     longest: the model's longest sequence, in slots.
 
-    Pieces are cut in halves and joined with their other half again, so a free slot may be of no use to anybody: in a
-    piece that is too small (external fragmentation), or in one that is too large (internal).
+    Pieces are cut in halves and joined with their other half again, so a free slot may be of no use: in a piece
+    that is too small (external fragmentation), or in one that is too large (internal).
     Raises ValueError for an unknown size, and for a longest sequence that does not fit into the arena.
     Source: PagedAttention (SOSP 2023), sections 3.1 and 6.1, Orca (Max), (Pow2), (Oracle); Knowlton, CACM 1965.
     """
@@ -38,11 +39,11 @@ class Reserved(Slots):
                 f"longest is {longest} (--max-model-len), but must be at least 1 and at most the arena's {n_slots} "
                 "slots (--num-slots)"
             )
+        Holders.__init__(self)
         self.n_slots = n_slots
         self.contiguous = True
         self.longest = longest
         self.size = SIZES[size]
-        self.holders: dict[str, Request] = {}
         self.free: dict[int, set[int]] = {1 << order: set() for order in range(n_slots.bit_length())}
         start = 0
         for order in reversed(range(n_slots.bit_length())):  # the arena as powers of two, the largest first

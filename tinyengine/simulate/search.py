@@ -26,7 +26,7 @@ class Capacity:
 
 def holds(report: Report, tbt: float, delay: float = 2.0) -> bool:
     """Sarathi-Serve's condition (section 5.1): P99 TBT within the SLO, and a median scheduling delay that says the
-    queue does not grow. A run in which nobody got a second token has no TBT, and breaks none."""
+    queue does not grow. A run in which no request got a second token has no TBT, and breaks none."""
     gap = report.tbt.percentile(0.99)
     return (gap is None or gap <= tbt) and report.delay.percentile(0.5) <= delay
 
