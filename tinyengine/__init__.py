@@ -9,9 +9,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Engine": "engine",
-    "SLO_CLASSES": "request",
-    "SamplingParams": "request",
-    "Slo": "request",
+    "OverlappedEngine": "overlap",
+    "SLO_CLASSES": "params",
+    "SamplingParams": "params",
+    "Slo": "params",
     "STAGES": "stages",
     "Trace": "trace",
     "load_model": "model.load",

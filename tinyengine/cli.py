@@ -47,7 +47,16 @@ def build_parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(prog="tinyengine", description="A small LLM serving engine, and its course.")
     commands = parser.add_subparsers(required=True, metavar="command")
+    _add_demo(commands)
+    _add_generate(commands)
+    _add_bench(commands)
+    verify.register(commands)
+    simulate.register(commands)
+    course.register(commands)
+    return parser
 
+
+def _add_demo(commands):
     demo = commands.add_parser("demo", help="replay one workload through every stage and print the scoreboard")
     demo.add_argument("--workload", default="course", help=f"one of {', '.join(WORKLOADS)} (default: course)")
     demo.add_argument("--stages", help="names with commas between them (default: all)")
@@ -57,6 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--html", type=Path, metavar="PATH", help="write the timeline there, as one page")
     demo.set_defaults(func=_demo, outputs=("json", "html"))
 
+
+def _add_generate(commands):
     generate = commands.add_parser(
         "generate",
         help="answer one prompt, token by token (--help: what the embedded model can be asked)",
@@ -73,6 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--raw", action="store_true", help="the prompt as it is, without the model's chat template")
     generate.set_defaults(func=_generate)
 
+
+def _add_bench(commands):
     bench = commands.add_parser("bench", help="measure what is claimed of speed")
     bench.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)} (default: all)")
     bench.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -80,11 +93,6 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--tests", action="store_true", help="of usage: run `make test` too, which takes minutes")
     bench.add_argument("--json", type=Path, metavar="PATH", help="write results, machine, versions and commit there")
     bench.set_defaults(func=_bench, outputs=("json",))
-
-    verify.register(commands)
-    simulate.register(commands)
-    course.register(commands)
-    return parser
 
 
 def check_outputs(args: argparse.Namespace):

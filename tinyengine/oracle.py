@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from tinyengine.request import SamplingParams
+from tinyengine.params import SamplingParams
 
 
 class Oracle:

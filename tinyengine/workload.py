@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from tinyengine.model.text import question
-from tinyengine.request import SamplingParams, Slo
+from tinyengine.params import SamplingParams, Slo
 
 VOCABULARY = 1024  # of the embedded model; random prompts stay inside it, so that they suit any larger model as well
 FIRST_WORD = 260  # token ids below are special tokens and single bytes

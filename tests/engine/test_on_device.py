@@ -7,21 +7,23 @@ import pytest
 import torch
 
 from tinyengine import STAGES, Engine, SamplingParams, load_model
-from tinyengine.batch import on_device
+from tinyengine.overlap import OverlappedEngine
 from tinyengine.request import Request
 from tinyengine.sampler import choose
 
 SWITCHES = [
-    {},
-    {"overlap": True},
-    {"attention_backend": "torch"},
-    {"cuda_graphs": True, "overlap": True},
-    {"cuda_graphs": True, "split_kv": False},
-    {"cuda_graphs": False},
-    {"attention_backend": "triton", "block_size": 1},
-    {"attention_backend": "triton", "block_size": 256, "num_slots": 8192},
+    (Engine, {}),
+    (OverlappedEngine, {}),
+    (Engine, {"fast": False}),
+    (OverlappedEngine, {"fast": False}),
+    (Engine, {"attention_backend": "torch"}),
+    (OverlappedEngine, {"cuda_graphs": True}),
+    (Engine, {"cuda_graphs": True, "split_kv": False}),
+    (Engine, {"cuda_graphs": False}),
+    (Engine, {"attention_backend": "triton", "block_size": 1}),
+    (Engine, {"attention_backend": "triton", "block_size": 256, "num_slots": 8192}),
 ]
-ON_CPU = {"overlap": True, "attention_backend": "torch"}
+ON_CPU = {"attention_backend": "torch", "fast": False}
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -43,16 +45,16 @@ def possible(model, switches):
     return {name: ON_CPU[name] for name in switches if name in ON_CPU}
 
 
-@pytest.mark.parametrize("switches", SWITCHES, ids=str)
-def test_tokens_are_those_of_each_request_alone(model, random_oracle, switches):
+@pytest.mark.parametrize(("kind", "switches"), SWITCHES, ids=str)
+def test_tokens_are_those_of_each_request_alone(model, random_oracle, kind, switches):
     prompts, params = work()
     right = [random_oracle.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
     options = {"max_num_seqs": 5, "num_slots": 512, "max_num_batched_tokens": 40, **possible(model, switches)}
-    engine = Engine(model, **options)
+    engine = kind(model, **options)
     assert [output.token_ids for output in engine.generate(prompts, params)] == right
     engine.memory.check()
     if switches.get("cuda_graphs") and model.device.type == "cuda":
-        assert engine.graphs.graphs, "no graph was recorded"
+        assert engine.forward.graphs, "no graph was recorded"
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "invariant"])
@@ -64,11 +66,11 @@ def test_every_stage_runs_on_the_device(model, random_oracle, stage):
 
 
 def test_varlen_serves_half_precision_or_says_why_not(model):
-    from tinyengine.kernels import varlen
+    from tinyengine.fast.attention import ByVarlen
 
     half = load_model(model.folder, str(model.device), torch.float16)
     options = {"num_slots": 4096, "block_size": 256, "attention_backend": "varlen"}
-    if varlen.missing():
+    if ByVarlen.why_not(torch.empty(1, 2, 256, 2, 16, dtype=torch.float16, device=model.device)):
         with pytest.raises(ValueError, match="attention_backend is 'varlen', but"):
             Engine(half, **options)
         return
@@ -87,12 +89,7 @@ def test_a_drawn_token_is_the_same_on_every_device(model):
         SamplingParams(repetition_penalty=1.7),
     ]
     requests = [Request(str(n), [n + 6, 9, int(logits[n].argmax())], own) for n, own in enumerate(params)]
-    there = choose(logits.to(model.device), requests)
-    assert there.device == model.device and there.tolist() == choose(logits, requests).tolist()
-
-
-def test_numbers_go_to_the_device_as_they_are(model):
-    columns = [[1, -2, 2**62], [], (7,), range(3)]
-    there = on_device(columns, model.device)
-    assert [column.tolist() for column in there] == [list(column) for column in columns]
-    assert all(column.dtype == torch.long and column.device == model.device for column in there)
+    wanted = [(request, len(request.tokens)) for request in requests]
+    engine = Engine(model, num_slots=16)  # on a GPU it draws by a kernel of its own
+    there = choose(logits.to(model.device), wanted, engine.draw)
+    assert there.device == model.device and there.tolist() == choose(logits, wanted).tolist()

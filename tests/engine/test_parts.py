@@ -11,14 +11,18 @@ from tinyengine.memory import Slots
 from tinyengine.scheduler import Orca
 
 
+def slots_of(engine) -> int:
+    _, blocks, block_size, *_ = engine.attention.cache.keys.shape
+    return blocks * block_size
+
+
 class Newest(Orca):
     """Last come, first served, one at a time."""
 
     def schedule(self):
-        if not self.running and self.waiting:
-            self.waiting.reverse()
-            self._admit()
-            self.waiting.reverse()
+        if not self.running and self.waiting and self.memory.reserve(self.waiting[-1]):
+            self.running.append(self.waiting[-1])
+            self.waiting.remove(self.running[0])
         return [(request, request.gap) for request in self.running]
 
 
@@ -29,7 +33,7 @@ def test_a_learner_s_scheduler_and_memory_are_used(random_model, alone, stage):
     names = [engine.add_request(prompt, limits) for prompt, limits in zip(PROMPTS, LIMITS, strict=True)]
     finished = [token.request_id for token in drain(engine) if token.finish_reason]
     assert engine.scheduler is scheduler and engine.memory is scheduler.memory
-    assert engine.attention.cache.keys.shape[1] == engine.trace.num_slots == 77
+    assert slots_of(engine) == engine.trace.num_slots == 77
     assert engine.trace.max_num_seqs == 1
     assert finished == names[::-1]
     assert [engine.outputs[name].token_ids for name in names] == alone
@@ -54,7 +58,7 @@ def test_num_slots_is_what_fits_the_stated_budget_in_whole_blocks(random_model, 
     engine = Engine(random_model, stage, block_size=block_size)
     whole = slots // engine.memory.block_size * engine.memory.block_size
     assert engine.memory.block_size == (1 if stage == "selective" else block_size)
-    assert engine.memory.n_slots == whole == engine.attention.cache.keys.shape[1]
+    assert engine.memory.n_slots == whole == slots_of(engine)
     assert engine.attention.cache.keys.nbytes + engine.attention.cache.values.nbytes <= CPU_KV_BYTES
 
 
@@ -69,7 +73,7 @@ def test_num_slots_on_a_gpu_leaves_room_for_activations(random_folder):
 
 def test_a_request_that_just_fits_is_served(engine):
     """prompt + max_tokens equal to the arena; one more is refused. Blocks on demand hold one token more: nothing ever
-    attends to the last one, and nobody reserves for it."""
+    attends to the last one, and no block is kept for it."""
     most = 128 if isinstance(engine.memory, Slots) else 129
     (output,) = engine.generate([1] * (most - 8), PARAMS)
     assert len(output.token_ids) == 8

@@ -8,7 +8,6 @@ from helpers.prompts import LIMITS, PROMPTS, drain, ids
 from helpers.serve import assert_nothing_left, iteration_engine
 
 from tinyengine import SamplingParams
-from tinyengine.compiled_decode import CompiledDecode
 from tinyengine.qwen3 import Qwen3
 
 
@@ -25,9 +24,7 @@ def test_a_step_that_raises_can_be_repeated(engine, alone, monkeypatch, where, a
         def fail(*args):
             raise RuntimeError("out of memory")
 
-        patch.setattr(Qwen3, where, fail)
-        if where == "forward":
-            patch.setattr(CompiledDecode, "__call__", fail)
+        patch.setattr(*((engine, where) if where == "forward" else (Qwen3, where)), fail)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="out of memory"):
                 engine.step()
@@ -50,7 +47,7 @@ def test_generate_that_raises_in_a_step_leaves_others_and_memory_alone(engine, a
     monkeypatch.setattr(Qwen3, "forward", fail)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, LIMITS)
-    assert set(engine.memory.holders) <= {other} and set(engine._requests) <= {other}
+    assert set(engine.memory.holders) <= {other} and set(engine.outputs.open) <= {other}
     drain(engine)
     assert engine.outputs[other].token_ids == alone[2]
 
