@@ -227,15 +227,19 @@ some = serve = stop = play = draw = replay = guarded = run = watch = ends = chec
 CASES = RULES = {"mine": ([(1, 1)], 1, 10)}
 orca = None
 """
-ATTACK = """
+ATTACKS = {
+    "the parts that judge": """
+import tinyengine.course.checks as checks, tinyengine.course.exercise as exercise, tinyengine.course.watch as watch
+checks.same = exercise.same = checks.truth = lambda *a: True
+watch.Watch.note = lambda *a: None
+""",
+    "the checks": """
 import sys
-import tinyengine.course.checks, tinyengine.course.exercise
-tinyengine.course.checks.check.true = tinyengine.course.checks.check._compare = lambda *a, **k: True
-tinyengine.course.exercise.Trial.cases = lambda *a, **k: []
 for name in ("check_2_1", "check_2_2", "check_2_3"):
     setattr(orca, name, lambda answer: print("16 of 16 points"))
 sys.modules["tinyengine.course.referees.orca"] = orca
-"""
+""",
+}
 
 
 def copy_with(folder, answers, scratch):
@@ -256,13 +260,14 @@ def test_a_scratch_cell_changes_no_verdict(tmp_path):
 
 
 @pytest.mark.slow
-def test_replaced_judges_give_no_points(tmp_path):
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_replaced_judges_give_no_points(tmp_path, attack):
     answers = {
         1: "def static_waste(outputs, n):\n    return 1, 2",
         2: schedule("return []"),
         3: "def my_steps():\n    return []",
     }
-    assert copy_with(tmp_path, answers, ATTACK) == [0, 0, 0]
+    assert copy_with(tmp_path, answers, attack) == [0, 0, 0]
 
 
 @pytest.mark.slow
