@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tinyengine.memory import Slots
+from tinyengine.memory import Holding, Slots
 from tinyengine.request import Request, SamplingParams
-from tinyengine.trace import Holding
 
 STEPS = settings(deadline=None, max_examples=60, stateful_step_count=30)
 
