@@ -33,11 +33,10 @@ class Engine:
     stage: a row of STAGES. scheduler: a scheduler instance to use in place of the stage's own, with its own memory.
     max_num_seqs: batch slots. max_num_batched_tokens: the token budget, of the stages that have one.
     num_slots: K/V slots of the arena; None estimates them from free device memory (CUDA) or CPU_KV_BYTES.
-    block_size: slots of a block, of the stages that have blocks.
-    clock: WallClock (seconds) or IterationClock. seed: of the seeds of requests that bring none.
-    trace: "full" records every iteration, a number the newest ones, None nothing.
-    fast: False computes with exactly the code of this file and those that it imports, so that prints and hooks in it
-        are called; True puts what tinyengine.fast has for this device in its place. The tokens are the same.
+    block_size: slots of a block, of the stages that have blocks. clock: WallClock (seconds) or IterationClock.
+    seed: of the seeds of requests that bring none. trace: "full", how many of the newest iterations to keep, or None.
+    fast: True puts what tinyengine.fast has for this device in the place of the code of this file and of those that it
+        imports; False computes with exactly these, prints and hooks included. The tokens are the same.
     options: further ones of the stage (tinyengine.extras) and, with fast, of tinyengine.fast.accelerate.
 
     outputs: by request id; pop what you have read. An id is free again when its output was popped and the trace does
