@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyengine import Engine, SamplingParams
-from tinyengine.budget import AdaptiveBudget, Line, choose_budget, profile
+from tinyengine.bench.iterations import profile
+from tinyengine.budget import Adaptive, AdaptiveBudget, Line, choose_budget
+from tinyengine.extras import compose
 from tinyengine.memory import Blocks
 from tinyengine.request import Request
 from tinyengine.scheduler import Chunked
@@ -249,7 +251,7 @@ def test_small_iterations_that_break_the_promise_count():
 
 def test_the_scheduler_obeys_it_and_its_own_limit():
     budget = adaptive()
-    scheduler = Chunked(Blocks(400), max_num_batched_tokens=300, budget=budget)
+    scheduler = compose(Adaptive, Chunked)(Blocks(400), max_num_batched_tokens=300, budget=budget)
     scheduler.add(Request("r0", [1] * 1000, SamplingParams(max_tokens=4)))
     assert [n for _, n in scheduler.schedule()] == [300]  # the budget would give 480
     for _ in range(AdaptiveBudget.WINDOW):

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyengine.request import Request, SamplingParams
-from tinyengine.speculate import accept, look_up
+from tinyengine.sampler import accept
+from tinyengine.speculate import look_up, take_back
 
 
 @pytest.mark.parametrize(
@@ -52,14 +53,16 @@ def test_look_up_is_the_longest_and_then_the_latest_earlier_match(text, most, lo
     assert text == before
 
 
-def guessing(draft: list[int], left: int = 9, **params) -> Request:
+def guessing(guesses: list[int], left: int = 9, **params) -> Request:
+    """A request as it is between plan and commit."""
     request = Request("r", [1, 2], SamplingParams(max_tokens=left, **params), eos_token_ids=(0,))
-    request.draft = draft
+    request.tokens += guesses
+    request.guesses = len(guesses)
     return request
 
 
 @pytest.mark.parametrize(
-    ("draft", "chosen", "kept"),
+    ("guesses", "chosen", "kept"),
     [
         ([5, 6, 7], [5, 6, 7, 8], [5, 6, 7, 8]),  # all right, and one more for nothing
         ([5, 6, 7], [5, 6, 9, 8], [5, 6, 9]),  # the first wrong guess still gives the right token
@@ -70,10 +73,10 @@ def guessing(draft: list[int], left: int = 9, **params) -> Request:
         ([0, 6, 7], [0, 6, 7, 8], [0]),
     ],
 )
-def test_accept_by_hand(draft, chosen, kept):
-    request = guessing(draft)
+def test_accept_by_hand(guesses, chosen, kept):
+    request = guessing(guesses)
     assert accept(request, chosen) == kept
-    assert request.tokens == [1, 2] and request.draft == draft
+    assert request.tokens == [1, 2, *guesses] and request.guesses == len(guesses)
 
 
 def test_accept_stops_where_the_output_is_long_enough_and_where_a_stop_token_stands():
@@ -82,27 +85,29 @@ def test_accept_stops_where_the_output_is_long_enough_and_where_a_stop_token_sta
     assert accept(guessing([0, 6], ignore_eos=True), [0, 6, 8]) == [0, 6, 8]
 
 
-@pytest.mark.parametrize("chosen", [[], [5]])
-def test_accept_wants_one_token_behind_the_text_and_behind_each_guess(chosen):
-    with pytest.raises(ValueError):
-        accept(guessing([5]), chosen)
-
-
 @given(st.data(), st.integers(1, 8), st.lists(st.integers(0, 2), max_size=5))
 @settings(deadline=None, max_examples=200)
-def test_whatever_is_guessed_the_output_is_that_of_one_token_at_a_time(data, left, draft):
+def test_whatever_is_guessed_the_output_is_that_of_one_token_at_a_time(data, left, guesses):
     """The "model" chooses by the text alone."""
     table = data.draw(st.lists(st.integers(0, 2), min_size=12, max_size=12))
-    request = guessing(draft[: left - 1], left)
+    guesses = guesses[: left - 1]
+    request, plain = guessing(guesses, left), guessing([], left)
 
     def choose(text):
         return table[(text[-1] + 3 * len(text)) % 12]
 
-    plain = guessing([], left)
-    chosen = [choose(request.tokens + request.draft[:n]) for n in range(len(request.draft) + 1)]
+    chosen = [choose(request.tokens[: 2 + n]) for n in range(len(guesses) + 1)]
     kept = accept(request, chosen)
     while not plain.output_token_ids or not plain.reason_to_finish():
         plain.tokens.append(choose(plain.tokens))
     assert plain.output_token_ids[: len(kept)] == kept and len(kept) >= 1
-    if len(kept) <= len(request.draft) and kept != plain.output_token_ids:
-        assert kept[-1] != request.draft[len(kept) - 1], "a right guess was thrown away"
+    if len(kept) <= len(guesses) and kept != plain.output_token_ids:
+        assert kept[-1] != guesses[len(kept) - 1], "a right guess was thrown away"
+
+
+def test_guesses_are_taken_back_and_nothing_else():
+    request = guessing([5, 6])
+    take_back(request)
+    assert request.tokens == [1, 2] and request.guesses == 0
+    take_back(request)
+    assert request.tokens == [1, 2]
