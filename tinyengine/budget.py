@@ -1,4 +1,4 @@
-"""The token budget from a promise: how many tokens may an iteration have, if nobody is to wait longer than this?
+"""The token budget from a promise: how many tokens may an iteration have, if no token is to come later than this?
 
     line = Line.fit(profile(model))                             # measured once (tinyengine.bench.iterations)
     budget = choose_budget(line, tbt_target=0.05)               # Engine(model, max_num_batched_tokens=budget)
