@@ -1,4 +1,4 @@
-"""A step happens whole or not at all: a real SIGINT at every line of what an engine does, and every outside call raises.
+"""A step happens whole or not at all: a real SIGINT at every line of what an engine does, every outside call raising.
 Afterwards tokens and text are those of an undisturbed run, nothing is stuck or lost, and the trace tells what happened.
 """
 
