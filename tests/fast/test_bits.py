@@ -11,9 +11,8 @@ from helpers.kernels import build, rows_apart
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tinyengine.attention import PagedAttention
+from tinyengine.fast.invariant import InvariantByTriton
 from tinyengine.invariant import envelope
-from tinyengine.invariant.attention import InvariantAttention
 from tinyengine.invariant.envelope import same_bits
 
 SHAPE = dict(heads=4, kv_heads=2, head_dim=32)
@@ -21,7 +20,8 @@ BATCH = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 140)), min_size=2,
 
 
 def per_request(kernels, case, tile_rows, split_size=None, **options):
-    out = kernels.paged_attention(*case.args, max_seqlen_q=max(case.counts), tile_rows=tile_rows, split_size=split_size, **options)
+    options |= dict(max_seqlen_q=max(case.counts), tile_rows=tile_rows, split_size=split_size)
+    out = kernels.paged_attention(*case.args, **options)
     return out.split(case.counts)
 
 
@@ -86,9 +86,7 @@ def test_chunks_leave_no_trace(kernels, count, context, cuts, tile_rows, split_s
     with rows_apart() if kernels.device == "cpu" else nullcontext():
         (whole,) = per_request(kernels, case, tile_rows, split_size)
         for first, end in pairwise([0, *sorted(cut for cut in cuts if cut < count), count]):
-            chunk = kernels.paged_attention(
-                *alone(case, 0, first, end), tile_rows=tile_rows, split_size=split_size
-            )
+            chunk = kernels.paged_attention(*alone(case, 0, first, end), tile_rows=tile_rows, split_size=split_size)
             assert torch.equal(whole[first:end], chunk), f"queries {first} .. {end - 1} differ"
 
 
@@ -136,28 +134,20 @@ def test_a_value_that_is_not_finite_is_for_those_that_see_it(
             assert same_bits(chunk, whole[first:end]), f"queries {first} .. {end - 1} differ"
 
 
-class OfTheInvariantStage(InvariantAttention):
-    """As on a GPU, with whatever stands for the kernel."""
-
-    def __init__(self, cache):
-        PagedAttention.__init__(self, cache, "triton" if cache.keys.is_cuda else "torch")
-
-    __call__ = InvariantAttention._on_cuda
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pure", [True, False])
 def test_the_self_test_sees_later_tokens_where_their_values_are_not_looked_at(kernels, tiny, monkeypatch, pure):
-    from tinyengine.kernels import paged
+    from tinyengine.fast.kernels.cuda import paged
 
     def attention(*args, prefix_pure, **options):
         return kernels.paged_attention(*args, prefix_pure=prefix_pure and pure, **options)
 
     monkeypatch.setattr(paged, "paged_attention", attention)
     monkeypatch.setattr(paged, "write_kv", kernels.write_kv)
+    monkeypatch.setattr(paged, "check_arena", kernels.check_arena)
     config = replace(tiny.config, num_attention_heads=1, num_key_value_heads=1)
     for dtype in kernels.dtypes:
-        pairs = envelope.beside_later_tokens(OfTheInvariantStage, config, torch.device(kernels.device), dtype)
+        pairs = envelope.beside_later_tokens(InvariantByTriton, config, torch.device(kernels.device), dtype)
         with torch.inference_mode(), rows_apart() if kernels.device == "cpu" else nullcontext():
             assert same_bits(*next(pairs)) is pure
             assert not pure or all(same_bits(*pair) for pair in pairs)

@@ -4,7 +4,7 @@ poisoned; and that no bit of a row depends on its neighbours, its place or the s
 import math
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import numba
 import numpy as np
@@ -14,28 +14,25 @@ from helpers.kernels import build, definition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyengine import Engine, attention, kernels, operators
-from tinyengine.operators import PLAIN, Compiled
+from tinyengine import Engine
+from tinyengine.attention import PagedAttention
+from tinyengine.fast import choose
+from tinyengine.fast.attention import ByLoops, ByTorch
+from tinyengine.fast.kernels import cpu
+from tinyengine.fast.operators import LoopOperators
+from tinyengine.operators import TORCH
 from tinyengine.qwen3 import RMSNorm
 
-cpu = pytest.importorskip("tinyengine.kernels.cpu", reason="numba is not installed: pip install numba")
+loops = pytest.importorskip("tinyengine.fast.kernels.cpu.loops", reason="numba is not installed: pip install numba")
 
 SHAPE = dict(heads=4, kv_heads=2, head_dim=16, block_size=16, device="cpu")
-ALL = math.inf  # every row by itself
 
 
-def attend(case, few: float = ALL, fill: float = 7.0) -> torch.Tensor:
-    q, keys, values, starts, lengths, table = case.args
-    batch = SimpleNamespace(
-        block_table=table,
-        tables=table.tolist(),
-        block_size=keys.shape[1],
-        counts=starts.diff().tolist(),
-        lengths=lengths.tolist(),
-    )
+def attend(case, most_queries: int = loops.ALL, fill: float = 7.0) -> torch.Tensor:
+    q, keys, values, *where = case.args
     out = torch.full_like(q, fill)
-    cpu.paged_attention(q, keys.flatten(0, 1).numpy(), values.flatten(0, 1).numpy(), cpu.Queries(batch, few), out)
-    return out
+    keys, values = keys.contiguous(), values.contiguous()  # as a layer of an engine's arena is
+    return loops.paged_attention(q, keys, values, *where, most_queries=most_queries, out=out)
 
 
 LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([31, 32, 33, 63, 64, 65, 255, 256, 257, 700]))
@@ -61,43 +58,35 @@ def test_attention_is_its_definition(requests, group, kv_heads, head_dim, block_
 
 def test_requests_with_many_new_tokens_are_left_alone():
     case = build([3, 5, 1], [9, 0, 4], dtype=torch.float32, **SHAPE)
-    out = attend(case, few=4)
+    out = attend(case, most_queries=4)
     assert (out[3:8] == 7).all() and not (out[:3] == 7).any() and not (out[8:] == 7).any()
-    assert (attend(build([5], [0], dtype=torch.float32, **SHAPE), few=4) == 7).all()
+    assert (attend(build([5], [0], dtype=torch.float32, **SHAPE), most_queries=4) == 7).all()
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 64, 256])
-def test_no_bit_depends_on_blocks_neighbours_or_chunks(block_size):
+@pytest.mark.parametrize("order", ["in a row", "backwards"])
+def test_no_bit_depends_on_blocks_neighbours_or_chunks(block_size, order):
     """The 40 queries of a prompt at once, between others, and the same positions one by one, alone."""
-    def one(counts, contexts, size):
-        return build(counts, contexts, dtype=torch.float32, seed=3, **{**SHAPE, "block_size": size})
-
-    text = one([40], [0], 16)
+    text = build([40], [0], dtype=torch.float32, seed=3, **SHAPE)
     q, keys, values, _, _, table = text.args
-    order = table[0, :3].long()
-    k, v = (arena[order].flatten(0, 1)[:40] for arena in (keys, values))
+    blocks = table[0, :3].long()
+    k, v = (arena[blocks].flatten(0, 1)[:40] for arena in (keys, values))
     whole = attend(text)
     rng = torch.Generator().manual_seed(0)
     for position in (0, 1, 15, 16, 17, 31, 32, 39):
         others = torch.randn(2, 4, 16, generator=rng)
-        blocks = -(-40 // block_size)
-        arena = [torch.full((3 * blocks, block_size, 2, 16), math.nan) for _ in range(2)]
+        n = -(-40 // block_size)
+        own = torch.arange(n, 2 * n) if order == "in a row" else torch.arange(n, 2 * n).flip(0)
+        arena = [torch.full((3 * n, block_size, 2, 16), math.nan) for _ in range(2)]
+        slots = (own[:, None] * block_size + torch.arange(block_size)).flatten()[: position + 1]
         for target, source in zip(arena, (k, v)):
-            target[blocks : 2 * blocks].view(-1, 2, 16)[: position + 1] = source[: position + 1]
+            target.view(-1, 2, 16)[slots] = source[: position + 1]
             target[0] = torch.randn(block_size, 2, 16, generator=rng)
-        table = torch.zeros(3, blocks, dtype=torch.int32)
-        table[1] = torch.arange(blocks, 2 * blocks)
-        batch = SimpleNamespace(
-            block_table=table,
-            tables=table.tolist(),
-            block_size=block_size,
-            counts=[1, 1, 1],
-            lengths=[1, position + 1, 1],
-        )
-        out = torch.empty(3, 4, 16)
+        table = torch.zeros(3, n, dtype=torch.int32)
+        table[1] = own
+        starts, lengths = (torch.tensor(n, dtype=torch.int32) for n in ([0, 1, 2, 3], [1, position + 1, 1]))
         mixed = torch.stack([others[0], q[position], others[1]])
-        cpu.paged_attention(mixed, *(part.flatten(0, 1).numpy() for part in arena), cpu.Queries(batch, ALL), out)
-        assert torch.equal(out[1], whole[position])
+        assert torch.equal(loops.paged_attention(mixed, *arena, starts, lengths, table)[1], whole[position])
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,9 +110,9 @@ def test_row_wise_operators_are_those_of_torch(rows, heads, head_dim, size, seed
         for norm in norms:
             norm.weight.normal_(generator=rng)
         compare = [
-            (cpu.rms_norm(x, weight, 1e-6), PLAIN.rms_norm(x, weight, 1e-6)),
-            (cpu.swiglu(gate_up), PLAIN.swiglu(gate_up)),
-            *zip(cpu.heads(qkv, counts, norms, rope), PLAIN.heads(qkv, counts, norms, rope)),
+            (loops.rms_norm(x, weight, 1e-6), TORCH.rms_norm(x, weight, 1e-6)),
+            (loops.swiglu(gate_up), TORCH.swiglu(gate_up)),
+            *zip(*(each.split_normalise_rotate(qkv, counts, norms, rope) for each in (loops, TORCH))),
         ]
     for ours, theirs in compare:
         assert ours.shape == theirs.shape and ours.is_contiguous()
@@ -132,7 +121,7 @@ def test_row_wise_operators_are_those_of_torch(rows, heads, head_dim, size, seed
 
 def test_exp_is_right_to_the_last_bits_and_lets_nan_through():
     gates = torch.cat([torch.linspace(-80, 80, 20001), torch.tensor([math.nan, 200.0, -200.0, math.inf])])
-    ours = cpu.swiglu(torch.cat([gates, torch.ones_like(gates)])[None])[0].double()
+    ours = loops.swiglu(torch.cat([gates, torch.ones_like(gates)])[None])[0].double()
     right = torch.nn.functional.silu(gates.double())
     assert ((ours / right - 1)[:20001].abs().nan_to_num() < 5e-7).all()
     assert ours[-4].isnan() and ours[-3] == 200 and abs(ours[-2]) < 1e-30 and ours[-1] == math.inf
@@ -147,44 +136,50 @@ def test_a_row_of_nan_stays_in_its_row():
 
 
 def test_k_and_v_are_written_to_their_slots_and_nowhere_else():
-    keys, values = torch.zeros(2, 9, 2, 4)
+    keys, values = torch.zeros(2, 3, 3, 2, 4)
     k, v = torch.randn(2, 3, 2, 4)
     slots = torch.tensor([7, 0, 3])
-    cpu.write_kv(keys.numpy(), values.numpy(), slots, k, v)
-    assert torch.equal(keys[slots], k) and torch.equal(values[slots], v)
-    assert keys[[1, 2, 4, 5, 6, 8]].abs().max() == values[[1, 2, 4, 5, 6, 8]].abs().max() == 0
+    loops.write_kv(keys, values, slots, k, v)
+    for arena, new in ((keys.flatten(0, 1), k), (values.flatten(0, 1), v)):
+        assert torch.equal(arena[slots], new) and not arena[[1, 2, 4, 5, 6, 8]].any()
 
 
 @pytest.mark.parametrize("slot", [9, 10**9, -1, -10])
 def test_no_slot_outside_of_the_arena_is_written(slot):
-    keys, values = torch.zeros(2, 9, 2, 4)
+    keys, values = torch.zeros(2, 3, 3, 2, 4)
     with pytest.raises(IndexError, match=f"from slot {min(slot, 3)} to {max(slot, 3)}, but the arena has slots 0 to 8"):
-        cpu.write_kv(keys.numpy(), values.numpy(), torch.tensor([3, slot]), *torch.ones(2, 2, 2, 4))
+        loops.write_kv(keys, values, torch.tensor([3, slot]), *torch.ones(2, 2, 2, 4))
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_every_new_token_has_its_slot(n):
-    keys, values = torch.zeros(2, 9, 2, 4)
+    keys, values = torch.zeros(2, 3, 3, 2, 4)
     with pytest.raises(IndexError, match=f"slot_mapping has {n} slots for 2 new tokens: look at `slots`"):
-        cpu.write_kv(keys.numpy(), values.numpy(), torch.arange(n), *torch.ones(2, 2, 2, 4))
+        loops.write_kv(keys, values, torch.arange(n), *torch.ones(2, 2, 2, 4))
 
 
 @pytest.mark.parametrize("block", [4, 10**9, -1])
 def test_no_block_outside_of_the_arena_is_read(block):
-    q, keys, values, out = torch.zeros(1, 2, 4), *torch.zeros(2, 12, 2, 4), torch.zeros(1, 2, 4)
+    q, (keys, values) = torch.zeros(1, 2, 4), torch.zeros(2, 4, 3, 2, 4)
 
     def attend_over(table, length):
-        batch = SimpleNamespace(
-            block_table=torch.tensor([table]), tables=[table], block_size=3, counts=[1], lengths=[length]
-        )
-        cpu.paged_attention(q, keys.numpy(), values.numpy(), cpu.Queries(batch, ALL), out)
+        numbers = [0, 1], [length], [table]
+        loops.paged_attention(q, keys, values, *(torch.tensor(own, dtype=torch.int32) for own in numbers))
 
-    attend_over([3, block], 3)  # behind the context nobody looks
-    places = f"in 2 blocks of 3 slots that begin at slot {3 * min(block, 3)} to {3 * max(block, 3)}, but"
+    attend_over([3, block], 3)  # entries behind the context are not read
+    places = f"in 2 blocks of 3 slots, of which a request's `table` names {min(block, 3)} to {max(block, 3)}, but"
     with pytest.raises(IndexError, match=f"contexts of up to 4 keys are looked for {places}"):
         attend_over([3, block], 4)
-    with pytest.raises(IndexError, match=r"4 keys .* in 1 blocks of 3 slots .*, but the arena has slots 0 to 11"):
+    with pytest.raises(IndexError, match=r"4 keys .* in 1 blocks of 3 slots, .*, but the arena has blocks 0 to 3"):
         attend_over([3], 4)
+
+
+def test_queries_that_there_are_not_are_an_error():
+    case = build([2, 1], [3, 5], dtype=torch.float32, **SHAPE)
+    q, keys, values, *where = case.args
+    for changed in ((q[:2], *where), (q, where[0][:2], *where[1:]), (q, *where[:2], where[2][:1])):
+        with pytest.raises(IndexError):
+            loops.paged_attention(changed[0], keys.contiguous(), values.contiguous(), *changed[1:])
 
 
 @pytest.mark.parametrize("stage", ["selective", "paged", "chunked", "invariant"])
@@ -197,11 +192,11 @@ def test_a_memory_that_gives_foreign_slots_is_an_error_and_no_crash(random_model
 
 
 def test_what_is_compiled_need_not_be_kept():
-    """As in a folder where nobody may write, for a user without a home: numba finds no place for its results."""
+    """As in a folder that may not be written, for a user without a home: numba finds no place for its results."""
     code = (
         "from numba.core import caching; caching.CacheImpl._locator_classes = [];"
-        "from tinyengine.kernels import cpu; import torch; x = torch.ones(2, 8);"
-        "assert not cpu._rms_norm.stats.cache_path; print(cpu.rms_norm(x, x[0], 0.0).sum().item())"
+        "from tinyengine.fast.kernels.cpu import loops; import torch; x = torch.ones(2, 8);"
+        "assert not loops._rms_norm.stats.cache_path; print(loops.rms_norm(x, x[0], 0.0).sum().item())"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout == "16.0\n", run.stderr
@@ -222,12 +217,12 @@ def test_a_numba_that_cannot_be_used_is_done_without(random_model, monkeypatch):
 
 def test_the_engine_uses_the_loops_where_it_can_and_does_without(random_model, monkeypatch):
     engine = Engine(random_model, num_slots=64)
-    assert engine.attention.backend == "numba" and isinstance(engine.operators, Compiled)
+    assert engine.attention.backend == "numba" and isinstance(engine.operators, LoopOperators)
     assert Engine(random_model, num_slots=64, attention_backend="torch").attention.backend == "torch"
 
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(cpu, "find_spec", lambda name: None)
     without = Engine(random_model, num_slots=64)
-    assert without.attention.backend == "torch" and without.operators is operators.PLAIN
+    assert without.attention.backend == "torch" and without.operators is TORCH
     prompts = [[1, 2, 3], [4] * 20]
     assert [o.token_ids for o in without.generate(prompts)] == [o.token_ids for o in engine.generate(prompts)]
     with pytest.raises(ValueError, match="attention_backend is 'numba', but numba is not installed: pip install numba"):
@@ -235,18 +230,17 @@ def test_the_engine_uses_the_loops_where_it_can_and_does_without(random_model, m
 
 
 def test_bfloat16_is_left_to_torch():
-    arena = torch.empty(1, 4, 2, 16, dtype=torch.bfloat16)
-    assert attention.choose_backend("auto", arena) == "torch"
+    arena = torch.empty(1, 4, 1, 2, 16, dtype=torch.bfloat16)
+    assert choose(PagedAttention, arena, "auto") is ByTorch
+    assert choose(PagedAttention, arena.float(), "auto") is ByLoops
     with pytest.raises(ValueError, match=r"in torch.bfloat16, and the loops take float32: use 'torch'"):
-        attention.choose_backend("numba", arena)
+        choose(PagedAttention, arena, "numba")
 
 
 def test_the_pure_python_of_a_loop_says_the_same():
     """What a reader reads is what runs."""
     case = build([2, 1], [3, 5], dtype=torch.float32, **{**SHAPE, "head_dim": 4})
-    q, keys, values, _, _, table = (part.numpy() for part in case.args)
-    out, size = np.empty_like(q), keys.shape[1]
-    queries = np.array([0, 0, 1]), np.arange(3), np.array([4, 5, 6])
-    arena = keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
-    cpu._paged_attention.py_func(q, *arena, size, table * size, *queries, out)
+    q, keys, values, *where = (part.contiguous().numpy() for part in case.args)
+    out = np.empty_like(q)
+    loops._paged_attention.py_func(q, keys, values, *where, loops.ALL, out)
     assert np.abs(out - definition(case).numpy()).max() < 3e-6
