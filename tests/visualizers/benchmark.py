@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # helpers
+sys.path.insert(0, str(Path(__file__).parents[2]))  # visualizers: the package, not this folder
 
 from helpers.browser import chromium
 from helpers.traces import requests, run
