@@ -11,9 +11,10 @@ from helpers.kernels import interpreted
 from helpers.recorder import Recordable, with_graphs
 from helpers.serve import Job, assert_nothing_left, iteration_engine, serve
 
-from tinyengine import Engine, SamplingParams, graphs
-from tinyengine.attention import KVCache, PagedAttention, PerRequest, choose_backend, make_attention
-from tinyengine.batch import paged
+from tinyengine import Engine, SamplingParams
+from tinyengine.attention import KVCache, PagedAttention
+from tinyengine.fast import choose, graphs
+from tinyengine.fast.attention import ByTorch, ByTriton
 
 
 def jobs(n=13, seed=0, longest=30, **params):
@@ -44,10 +45,10 @@ def compare(model, work, stage="chunked", **options):
     engine = with_graphs(iteration_engine(model, stage, **options))
     assert [output.token_ids for output in serve(engine, work)] == right
     decodes = pure_decodes(engine.trace)
-    assert engine.graphs.capture.plays == len(decodes) > 0
+    assert engine.forward.capture.plays == len(decodes) > 0
     assert [one.spans for one in engine.trace.iterations] == [one.spans for one in plain.trace.iterations]
     for one in engine.trace.iterations:
-        rows = next(size for size in engine.graphs.sizes if size >= len(one.spans))
+        rows = next(size for size in engine.forward.sizes if size >= len(one.spans))
         assert one.padding == (rows - len(one.spans) if one in decodes else 0)
     return engine
 
@@ -60,7 +61,7 @@ def test_sizes_are_those_of_the_field_and_end_with_the_largest_batch():
 def test_tokens_are_the_same_at_every_batch_size(random_model):
     engine = compare(random_model, jobs())
     batches = {len(one.spans) for one in pure_decodes(engine.trace)}
-    assert len(batches) > 6 and {rows for rows, _ in engine.graphs.graphs} == {
+    assert len(batches) > 6 and {rows for rows, _ in engine.forward.graphs} == {
         next(size for size in (1, 2, 4, 8, 11) if size >= n) for n in batches
     }
 
@@ -93,7 +94,7 @@ def test_tokens_are_the_same_under_every_scheduler(random_model, options):
 def test_a_table_that_outgrows_its_bucket_gets_the_next_one(random_model, monkeypatch):
     monkeypatch.setattr(graphs, "LEAST_CONTEXT", 16)
     engine = compare(random_model, [Job([7, 8, 9], SamplingParams(max_tokens=70, ignore_eos=True))], block_size=4)
-    assert sorted(engine.graphs.graphs) == [(1, 4), (1, 8), (1, 16), (1, 32)]
+    assert sorted(engine.forward.graphs) == [(1, 4), (1, 8), (1, 16), (1, 32)]
 
 
 def test_drawn_and_penalised_tokens_are_the_same(random_model):
@@ -116,14 +117,13 @@ def test_empty_rows_of_a_bucket_touch_no_slot_but_their_own(random_model):
     while engine.has_unfinished():
         gone = gone or list(engine.scheduler.running[0].table if engine.scheduler.running else [])
         engine.step()
-        if len(engine._requests) == 3:
-            slots = slice(gone[0] * 16, gone[0] * 16 + 16)
-            if not any(gone[0] in request.table for request in engine._requests.values()):
-                engine.attention.cache.keys[:, slots] = torch.nan  # nobody's now
-    cache, n_slots = engine.attention.cache, engine.memory.n_slots
-    assert {rows for rows, _ in engine.graphs.graphs} == {4}
-    assert cache.keys[:, slots].isnan().all(), "a request that has ended still wrote"
-    assert not cache.keys[:, n_slots].isnan().any(), "the empty row wrote nowhere: the test looks at nothing"
+        held = [block for record in engine.outputs.open.values() for block in record.request.table]
+        if len(engine.outputs.open) == 3 and gone[0] not in held:
+            engine.attention.cache.keys[:, gone[0]] = torch.nan  # no request holds it now
+    cache = engine.attention.cache
+    assert {rows for rows, _ in engine.forward.graphs} == {4}
+    assert cache.keys[:, gone[0]].isnan().all(), "a request that has ended still wrote"
+    assert not cache.keys[:, -1, 0].isnan().any(), "the empty row wrote nowhere: the test looks at nothing"
     assert_nothing_left(engine)
 
 
@@ -131,13 +131,13 @@ def test_two_batches_in_a_row_each_get_their_own_result(random_model):
     """The result lies in a buffer: it must have been used up before the next step, and must not be an older one."""
     engine = with_graphs(iteration_engine(random_model, "chunked", max_num_seqs=2, num_slots=256))
     seen = []
-    logits = engine._logits
+    logits = engine.logits
 
     def watch(batch):
         seen.append(logits(batch))
         return seen[-1]
 
-    engine._logits = watch
+    engine.logits = watch
     engine.generate([[7, 8, 9], [9, 8, 7]], SamplingParams(max_tokens=6, ignore_eos=True))
     assert all(not one.isnan().any() for one in seen)
     assert not any(torch.equal(one, other) for one, other in pairwise(seen) if one.shape == other.shape)
@@ -148,15 +148,14 @@ def test_an_aborted_request_and_a_failing_model_leave_the_graphs_as_they_are(ran
     right = [output.token_ids for output in serve(iteration_engine(random_model, "chunked", num_slots=512), work)]
     engine = with_graphs(iteration_engine(random_model, "chunked", num_slots=512))
     ids = [engine.add_request(job.prompt, job.params) for job in [*work, work[0]]]
-    hidden, calls = engine.graphs.__class__.__call__, iter([0, 0, 1, 0, 0, 1])
+    forward, calls = engine.forward, iter([0, 0, 0, 1, 0, 0, 1])
 
-    class Failing(engine.graphs.__class__):
-        def __call__(self, batch):
-            if next(calls, 0):
-                raise RuntimeError("the GPU is gone")
-            return hidden(self, batch)
+    def failing(batch):
+        if next(calls, 0):
+            raise RuntimeError("the GPU is gone")
+        return forward(batch)
 
-    engine.graphs.__class__ = Failing
+    engine.forward = failing
     for step in range(100):
         if step == 3:
             engine.abort_request(ids[-1])
@@ -174,11 +173,15 @@ def test_an_aborted_request_and_a_failing_model_leave_the_graphs_as_they_are(ran
 
 
 def test_on_a_cpu_there_are_no_graphs_and_asking_for_them_is_an_error(random_model):
-    assert Engine(random_model, num_slots=64).graphs is None
-    assert Engine(random_model, num_slots=64, cuda_graphs=False).graphs is None
+    for choice in (None, False):
+        assert not isinstance(Engine(random_model, num_slots=64, cuda_graphs=choice).forward, graphs.DecodeGraphs)
     with pytest.raises(ValueError, match="cuda_graphs is True, but the model is on cpu"):
         Engine(random_model, num_slots=64, cuda_graphs=True)
-    assert "PerRequest calls torch" in graphs.why_not(torch.device("cuda"), PerRequest(None))
+    with pytest.raises(ValueError, match="cuda_graphs is 1, but must be True or False"):
+        Engine(random_model, num_slots=64, cuda_graphs=1)
+    assert graphs.why_not(torch.device("cuda"), ByTriton) is None
+    assert "calls torch for each request" in graphs.why_not(torch.device("cuda"), ByTorch)
+    assert "calls torch for each request" in graphs.why_not(torch.device("cuda"), None)  # left as it was
 
 
 def test_a_backend_is_taken_by_name_or_refused_in_a_sentence(random_model):
@@ -195,6 +198,8 @@ def test_a_backend_is_taken_by_name_or_refused_in_a_sentence(random_model):
         Engine(random_model, "static", num_slots=64, attention_backend="torch")
     with pytest.raises(ValueError, match="split_kv is False, but PerRequest computes in one way only"):
         Engine(random_model, "selective", num_slots=64, split_kv=False)
+    with pytest.raises(ValueError, match="split_kv is 'no', but must be True or False"):
+        Engine(random_model, num_slots=64, split_kv="no")
 
 
 @pytest.mark.parametrize(
@@ -210,13 +215,13 @@ def test_a_backend_is_taken_by_name_or_refused_in_a_sentence(random_model):
 def test_on_cuda_the_backend_is_triton_where_the_kernel_takes_the_model(dtype, head_dim, backend, triton):
     class Arena:
         device = torch.device("cuda")
-        shape = (1, 16, 2, head_dim)
+        shape = (1, 16, 16, 2, head_dim)
 
     Arena.dtype = dtype
-    assert choose_backend("auto", Arena) == backend
+    assert choose(PagedAttention, Arena, "auto").backend == backend
     if backend == "torch":
         with pytest.raises(ValueError, match=f"triton', but .*({head_dim}|float64)"):
-            choose_backend("triton", Arena)
+            choose(PagedAttention, Arena, "triton")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +237,7 @@ def test_on_cuda_the_backend_is_triton_where_the_kernel_takes_the_model(dtype, h
     ],
 )
 def test_keys_are_split_where_few_long_ones_decode(requests, width, counts, split_kv, splits, monkeypatch):
-    monkeypatch.setattr("tinyengine.attention._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("tinyengine.fast.attention._multiprocessors", lambda device: 132)
 
     class Config:
         num_hidden_layers, num_key_value_heads, head_dim = 1, 8, 16
@@ -241,8 +246,9 @@ def test_keys_are_split_where_few_long_ones_decode(requests, width, counts, spli
         block_table, block_size = torch.zeros(requests, width), 16
 
     Decode.counts = counts
-    cache = KVCache(Config, 32, torch.device("cpu"), torch.float32)
-    options = make_attention(PagedAttention, cache, "torch", split_kv).kernel_options(Decode)
+    attention = ByTriton.__new__(ByTriton)  # no kernel is needed to choose its options
+    attention.cache, attention.split_kv = KVCache(Config, 2, 16, torch.device("cpu"), torch.float32), split_kv
+    options = attention.options(Decode)
     assert options == ({"split_size": 256} if splits else {})
 
 
@@ -250,7 +256,7 @@ def test_keys_are_split_where_few_long_ones_decode(requests, width, counts, spli
 def test_the_kernels_behind_the_graphs_give_the_tokens_of_torch(random_model, triton, monkeypatch, multiprocessors):
     """The CUDA path as it is, from the layout to the kernels' arguments, with kernels that Triton interprets."""
     kernels = interpreted()
-    from tinyengine.kernels import paged as module
+    from tinyengine.fast.kernels.cuda import paged as module
 
     used = []
 
@@ -260,14 +266,10 @@ def test_the_kernels_behind_the_graphs_give_the_tokens_of_torch(random_model, tr
 
     monkeypatch.setattr(module, "paged_attention", watched)
     monkeypatch.setattr(module, "write_kv", kernels.write_kv)
-    monkeypatch.setattr("tinyengine.attention._multiprocessors", lambda device: multiprocessors)
-    monkeypatch.setattr("tinyengine.attention.SPLIT_SIZE", 64)
+    monkeypatch.setattr(module, "check_arena", kernels.check_arena)
+    monkeypatch.setattr("tinyengine.fast.attention._multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr("tinyengine.fast.attention.SPLIT_SIZE", 64)
     monkeypatch.setattr(graphs, "LEAST_CONTEXT", 16)
-
-    class InTriton(PagedAttention):
-        def __init__(self, cache):
-            super().__init__(cache)
-            self.backend, self.layout = "triton", paged
 
     def rerun(run):
         out = run()
@@ -279,17 +281,17 @@ def test_the_kernels_behind_the_graphs_give_the_tokens_of_torch(random_model, tr
 
     work = [Job([7] * 61 + [9, 8], SamplingParams(max_tokens=5)), Job([20, 30], SamplingParams(max_tokens=3))]
     right = serve(iteration_engine(random_model, "chunked", num_slots=256), work)
-    engine = with_graphs(iteration_engine(random_model, "chunked", num_slots=256), rerun, InTriton)
+    engine = with_graphs(iteration_engine(random_model, "chunked", num_slots=256), rerun, ByTriton)
     assert [one.token_ids for one in serve(engine, work)] == [one.token_ids for one in right]
-    assert len(engine.graphs.graphs) >= 3 and (64 in used) == (multiprocessors == 132) and None in used
+    assert len(engine.forward.graphs) >= 3 and (64 in used) == (multiprocessors == 132) and None in used
 
 
 def test_the_recorder_refuses_what_a_graph_cannot_hold(random_model):
     """A fake that takes anything proves nothing."""
 
     class Reading(Recordable):
-        def _on_cpu(self, batch):
-            inner = super()._on_cpu(batch)
+        def __call__(self, batch):
+            inner = super().__call__(batch)
             return lambda layer, q, k, v: inner(layer, q, k, v) * (batch.seqused_k.sum().item() > 0)
 
     engine = with_graphs(iteration_engine(random_model, "chunked", num_slots=64), attention=Reading)

@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tinyengine.attention import KVCache, PagedAttention
-from tinyengine.batch import paged
-from tinyengine.graphs import DecodeGraphs
-from tinyengine.operators import PLAIN
+from tinyengine.attention import KVCache
+from tinyengine.fast.attention import ByTorch
+from tinyengine.fast.batch import flat_with_tables
+from tinyengine.fast.graphs import DecodeGraphs
+from tinyengine.operators import TORCH
 
 # what would make the CPU wait for the GPU
 READS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal")
@@ -59,27 +60,26 @@ class Recorder:
         return sum(recording.plays for recording in self.recordings)
 
 
-class Recordable(PagedAttention):
+class Recordable(ByTorch):
     """Attention of decodes by tensors alone: no list and no number of Python's has a say in it. A batch that is no
     graph's goes the usual way."""
 
-    def __init__(self, cache: KVCache):
-        super().__init__(cache, "torch")
-        self.layout = paged
+    layout = staticmethod(flat_with_tables)
 
-    def _on_cpu(self, batch):
+    def __init__(self, cache: KVCache):
+        self.cache = cache  # as it is: a write by a loop could not be recorded
+
+    def __call__(self, batch):
         if batch.plan or max(batch.counts) > 1:  # a graph's own batch has no plan
-            return super()._on_cpu(batch)
+            return super().__call__(batch)
 
         def attend(layer, q, k, v):
             self.cache.write(layer, batch.slot_mapping, k, v)
-            place = torch.arange(batch.block_size)
-            slots = (batch.block_table.long()[:, :, None] * batch.block_size + place).flatten(1)  # [rows, most slots]
-            unseen = torch.arange(slots.shape[1]) >= batch.seqused_k[:, None]
             keys, values = (
-                arena[layer][slots].masked_fill(unseen[:, :, None, None], 0).transpose(1, 2)
-                for arena in (self.cache.keys, self.cache.values)
-            )
+                arena[layer][batch.block_table.long()].flatten(1, 2) for arena in (self.cache.keys, self.cache.values)
+            )  # [rows, most slots, kv_heads, head_dim]
+            unseen = torch.arange(keys.shape[1]) >= batch.seqused_k[:, None]
+            keys, values = (x.masked_fill(unseen[:, :, None, None], 0).transpose(1, 2) for x in (keys, values))
             mask = torch.zeros(unseen.shape, dtype=q.dtype).masked_fill(unseen, -torch.inf)[:, None, None]
             return F.scaled_dot_product_attention(q[:, :, None], keys, values, mask, enable_gqa=True)[:, :, 0]
 
@@ -87,12 +87,13 @@ class Recordable(PagedAttention):
 
 
 def with_graphs(engine, capture=None, attention=Recordable):
-    """The engine, with a recorder for its graphs, and an arena that is NaN and has the block that nobody owns."""
+    """The engine, with a recorder for its graphs, and an arena that is NaN and has the spare block."""
     memory, model = engine.memory, engine.model
-    cache = KVCache(model.config, memory.n_slots + memory.block_size, model.device, model.dtype)
+    n_blocks = memory.n_slots // memory.block_size + 1
+    cache = KVCache(model.config, n_blocks, memory.block_size, model.device, model.dtype)
     cache.keys.fill_(torch.nan)
     cache.values.fill_(torch.nan)
-    cache.loops = None  # as on a GPU: what numba has compiled, nobody records
-    engine.attention, engine.operators = attention(cache), PLAIN
-    engine.graphs = DecodeGraphs(engine._hidden, memory.n_slots, engine.scheduler.max_num_seqs, capture or Recorder())
+    engine.attention, engine.operators = attention(cache), TORCH
+    vars(engine).pop("forward", None)  # what compiles decodes on a CPU
+    engine.forward = DecodeGraphs(engine, capture or Recorder())
     return engine
