@@ -131,6 +131,18 @@ def test_the_core_imports_only_the_core(module):
     assert ours == touching(ours, *allowed)
 
 
+def test_numba_and_triton_are_named_only_inside_fast():
+    """Whose folder may be deleted: every stage is then served by the textbook (tests/fast/test_accelerate.py)."""
+    found = {name(path): touching(imports(path), "numba", "llvmlite", "triton") for path in ENGINE}
+    users = [path for path, of in found.items() if of]
+    assert users and all(path.startswith("tinyengine/fast/kernels/") for path in users)
+
+
+def test_the_textbook_imports_nothing_fast():
+    for path in (ROOT / "tinyengine").glob("*.py"):
+        assert path.name in FRONT or not touching(imports(path), "tinyengine.fast"), path.name
+
+
 def test_each_stage_differs_from_the_one_before_it_in_one_cell_and_paging_in_three():
     from tinyengine.stages import STAGES
 

@@ -64,8 +64,15 @@ def on_device(tensors: list[torch.Tensor], device: torch.device) -> list[torch.T
     flight, and the CPU does not wait for it: that takes pinned memory."""
     if device.type == "cpu":
         return tensors
-    whole = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors])
-    if device.type == "cuda":
-        whole = whole.pin_memory()
-    parts = whole.to(device, non_blocking=True).split([tensor.nbytes for tensor in tensors])
-    return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors)]
+    whole = as_bytes(tensors)
+    whole = whole.pin_memory() if device.type == "cuda" else whole
+    return from_bytes(whole.to(device, non_blocking=True), tensors)
+
+
+def as_bytes(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors])
+
+
+def from_bytes(whole: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    parts = whole.split([tensor.nbytes for tensor in like])
+    return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like)]
