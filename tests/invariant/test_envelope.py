@@ -1,101 +1,125 @@
-"""The self-test of the operators: it lets pass what holds, and names what does not."""
+"""The self-test: it lets pass what holds, and names what does not."""
 
 import pytest
 import torch
 
 from tinyengine import Engine
 from tinyengine.attention import PagedAttention
-from tinyengine.invariant import attention, envelope
+from tinyengine.fast import invariant as fast_invariant
+from tinyengine.fast.invariant import InvariantByLoops, InvariantByTorch
+from tinyengine.fast.splits import InSplits
+from tinyengine.invariant import envelope
 from tinyengine.invariant.attention import InvariantAttention
-from tinyengine.invariant.faults import FAULTS
 from tinyengine.invariant.operators import InvariantOperators, pad_rows
+from tinyengine.invariant.sabotage import FAULTS
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def found(model, operators, make_attention=InvariantAttention) -> list[str]:
+def failures(model, operators) -> list[str]:
     with torch.inference_mode():
-        return list(envelope.faults(model, operators, make_attention))
+        return list(envelope.failures(model, operators))
+
+
+def failure_of_attention(model, make_attention) -> str | None:
+    with torch.inference_mode():
+        return envelope.failure_of_attention(model, make_attention)
 
 
 def test_the_invariant_operators_pass(tiny):
-    assert found(tiny, InvariantOperators()) == []
+    assert failures(tiny, InvariantOperators()) == []
 
 
 @pytest.mark.parametrize("fault", [name for name, fault in FAULTS.items() if fault.operators])
 def test_a_faulty_operator_is_named_with_its_shape(tiny, fault):
-    names = found(tiny, FAULTS[fault].operators(8))
     wanted = "rms_norm [128]" if fault == "split_norm" else "linear layers.0.mlp.gate_up_proj [768, 128]"
-    assert wanted in names
+    assert wanted in failures(tiny, FAULTS[fault].operators(8))
 
 
 @pytest.mark.parametrize("fault", [name for name, fault in FAULTS.items() if fault.attention])
 def test_a_faulty_attention_is_named_with_its_shape(tiny, fault):
-    assert found(tiny, InvariantOperators(), FAULTS[fault].attention) == ["attention [4:2, 32]"]
+    def faulty(cache):
+        return FAULTS[fault].attention(InvariantByTorch(cache))
+
+    assert failure_of_attention(tiny, faulty) == "attention [4:2, 32]"
 
 
 def test_plain_attention_is_named(tiny):
-    assert "attention [4:2, 32]" in found(tiny, InvariantOperators(), PagedAttention)
+    assert failure_of_attention(tiny, PagedAttention) == "attention [4:2, 32]"
 
 
-class InTorch(InvariantAttention):
-    """As where there is no numba, or a dtype that its loops do not take."""
-
-    def __init__(self, cache):
-        super().__init__(cache, "torch")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_attention_in_torch_holds_and_is_right(tiny, dtype):
-    arguments = tiny.config, tiny.device, dtype
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [InvariantAttention, InvariantByTorch, InvariantByLoops])
+def test_the_invariant_attentions_hold(tiny, kind, dtype):
+    if kind is InvariantByLoops and dtype != torch.float32:
+        pytest.skip("the loops take float32")
     with torch.inference_mode():
-        assert envelope.attention_is_prefix_pure(InTorch, *arguments)
-        got, wanted = (envelope.attend_in_chunks(kind, *arguments, [150, 1]) for kind in (InTorch, PagedAttention))
-    torch.testing.assert_close(got, wanted, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+        assert envelope.attention_is_prefix_pure(kind, tiny.config, tiny.device, dtype)
 
 
 def test_a_later_token_that_is_not_finite_moves_bits_where_nothing_is_mended(tiny, monkeypatch):
-    monkeypatch.setattr(attention, "mended", lambda out, *_: out)
+    monkeypatch.setattr(InSplits, "_mend", lambda *_: None)
     with torch.inference_mode():
-        pairs = list(envelope.beside_later_tokens(InTorch, tiny.config, tiny.device, tiny.dtype))
+        pairs = list(envelope.beside_later_tokens(InvariantByTorch, tiny.config, tiny.device, tiny.dtype))
         assert len(pairs) == 6 and not any(envelope.same_bits(*pair) for pair in pairs[::2])
-        assert not envelope.attention_is_prefix_pure(InTorch, tiny.config, tiny.device, tiny.dtype)
+    assert failure_of_attention(tiny, InvariantByTorch)
 
 
-def test_an_engine_is_refused_where_nothing_holds(random_model, monkeypatch):
+@pytest.mark.parametrize("fast", [True, False])
+def test_an_engine_is_refused_where_nothing_holds(random_model, monkeypatch, fast):
     class Broken(InvariantOperators):
+        def __init__(self, *_):
+            super().__init__()
+
         def swiglu(self, gate_up):
             return super().swiglu(gate_up) + len(gate_up)
 
-    for kind in ("InvariantOperators", "CompiledOperators", "OneProduct"):
-        monkeypatch.setattr(envelope, kind, Broken)
+    monkeypatch.setattr(fast_invariant if fast else envelope, "OneProduct" if fast else "InvariantOperators", Broken)
+    monkeypatch.setattr(fast_invariant, "PaddedLoops", Broken)  # on a processor that has no product of ours
     monkeypatch.setattr(envelope, "_tested", {})
     with pytest.raises(RuntimeError, match=r"^swiglu \[96\] depends on the batch here .* use the stage 'chunked'$"):
+        Engine(random_model, "invariant", num_slots=64, fast=fast)
+
+
+def test_an_engine_is_refused_where_its_attention_does_not_hold(random_model, monkeypatch):
+    monkeypatch.setattr(InvariantByLoops, "__call__", PagedAttention.__call__)
+    monkeypatch.setattr(envelope, "_tested", {})
+    with pytest.raises(RuntimeError, match=r"^attention \[8:2, 16\] depends on the batch here"):
         Engine(random_model, "invariant", num_slots=64)
 
 
-def test_a_larger_tile_is_taken_where_the_smallest_does_not_hold(random_model, monkeypatch):
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_larger_tile_is_taken_where_the_smallest_does_not_hold(random_model, monkeypatch, fast):
     class Picky(InvariantOperators):
+        def __init__(self, tile_rows, *_):
+            super().__init__(tile_rows)
+
         def linear(self, x, weight):
             return super().linear(x, weight) + (0 if self.tile_rows == 16 else len(x))
 
-    monkeypatch.setattr(envelope, "PackedForOneThread", Picky)  # our own product has no tiles
-    for kind in ("InvariantOperators", "CompiledOperators"):
-        monkeypatch.setattr(envelope, kind, Picky)
+    monkeypatch.setattr(fast_invariant, "PackedForOneThread", Picky)  # our own product has no tiles
+    monkeypatch.setattr(fast_invariant if fast else envelope, "PaddedLoops" if fast else "InvariantOperators", Picky)
     monkeypatch.setattr(envelope, "_tested", {})
-    assert Engine(random_model, "invariant", num_slots=64).operators.tile_rows == 16
+    assert Engine(random_model, "invariant", num_slots=64, fast=fast).operators.tile_rows == 16
 
 
 def test_it_runs_once_for_an_envelope(random_model, monkeypatch):
     runs = []
-    real = envelope.faults
+    operators, attention = envelope.failures, envelope.failure_of_attention
     monkeypatch.setattr(envelope, "_tested", {})
-    monkeypatch.setattr(envelope, "faults", lambda *args: runs.append(args) or real(*args))
-    for _ in range(3):
+    monkeypatch.setattr(envelope, "failures", lambda *args: runs.append("operators") or operators(*args))
+    monkeypatch.setattr(envelope, "failure_of_attention", lambda *args: runs.append("attention") or attention(*args))
+    Engine(random_model, "invariant", num_slots=64)
+    once = list(runs)
+    assert once.count("attention") == 1
+    for _ in range(2):
         Engine(random_model, "invariant", num_slots=64)
-    assert len(runs) == 1
+    assert runs == once
 
 
-def test_another_thread_count_needs_another_engine(random_model):
-    engine = Engine(random_model, "invariant", num_slots=64)
+@pytest.mark.parametrize("fast", [True, False])
+def test_another_thread_count_needs_another_engine(random_model, fast):
+    engine = Engine(random_model, "invariant", num_slots=64, fast=fast)
     engine.add_request([1, 2, 3])
     before = torch.get_num_threads()
     try:

@@ -7,8 +7,8 @@ import torch
 
 from tinyengine import Engine, SamplingParams, load_model
 from tinyengine.cli import main
-from tinyengine.invariant.faults import FAULTS
 from tinyengine.invariant.forms import FORMS
+from tinyengine.invariant.sabotage import FAULTS
 from tinyengine.qwen3 import Qwen3
 from tinyengine.verify import checks, hot, ledger
 from tinyengine.verify.checks import CHECKS, chunk_borders, jobs
@@ -42,9 +42,22 @@ def subject(model):
     return Subject(model, "invariant")
 
 
+@pytest.fixture(scope="module")
+def shown(model):
+    return Subject(model, "invariant", fast=False)
+
+
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_invariant_engine_holds(subject, check):
     count = CHECKS[check](subject)
+    assert count.cases >= 5 and count.compared > 50
+    assert count.differing == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_form_that_a_lesson_shows_holds(shown, check):
+    count = CHECKS[check](shown)
     assert count.cases >= 5 and count.compared > 50
     assert count.differing == 0
 
@@ -72,6 +85,12 @@ def test_the_plain_engine_fails_where_it_is_known_to(plain, check):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(model, fault):
     assert CHECKS[CAUGHT_BY[fault]](Subject(model, "invariant", FAULTS[fault])).differing > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught_in_the_form_that_a_lesson_shows(model, fault):
+    assert CHECKS[CAUGHT_BY[fault]](Subject(model, "invariant", FAULTS[fault], fast=False)).differing > 0
 
 
 def test_a_single_bit_is_seen(subject, monkeypatch):
@@ -107,8 +126,8 @@ def test_a_tie_that_goes_to_the_highest_id_is_seen(subject, monkeypatch):
     """Nor in the check of ties: their logits are other ones, and the best of them is found all the same."""
     last = checks.choose
 
-    def choose(logits, requests):
-        return logits.shape[-1] - 1 - last(logits.flip(-1), requests)
+    def choose(logits, wanted):
+        return logits.shape[-1] - 1 - last(logits.flip(-1), wanted)
 
     monkeypatch.setattr(checks, "choose", choose)
     assert not CHECKS["ties"](subject).holds
@@ -149,7 +168,7 @@ def test_two_stages_share_a_model_and_leave_nothing_on_it(tiny):
 
 def test_verify_prints_the_ledger_and_says_no_where_it_does_not_hold(monkeypatch, capsys, tmp_path):
     few = {name: CHECKS[name] for name in ("run to run", "chunk borders")}
-    monkeypatch.setattr(ledger.verify, "__defaults__", (few, True))
+    monkeypatch.setattr(ledger.verify, "__defaults__", (few, True, True))
     path = tmp_path / "ledger.json"
     assert main(["verify", "--device", "cpu", "--json", str(path)]) == 0
     out = capsys.readouterr().out
@@ -175,7 +194,7 @@ def test_hot_weights_flip_tokens_of_the_plain_engine_and_no_bit_of_the_invariant
 
 def test_verify_counts_the_tokens_that_flip(monkeypatch, capsys):
     found = {"chunked": hot.Hot(64, 51, 64), "invariant": hot.Hot(64, 0, 0)}
-    monkeypatch.setattr(hot, "compared", lambda config, dtype: found)
+    monkeypatch.setattr(hot, "compared", lambda config, dtype, fast: found)
     assert main(["verify", "--hot", "--device", "cpu"]) == 0
     assert "chunked: of 64 requests, 51 get other tokens in a batch than alone" in capsys.readouterr().out
     found["invariant"] = hot.Hot(64, 0, 1)

@@ -1,6 +1,6 @@
 """docs/invariance.md: its tables name every fault and every check, and no fault slips through."""
 
-from tinyengine.invariant.faults import FAULTS
+from tinyengine.invariant.sabotage import FAULTS
 from tinyengine.verify.checks import CHECKS
 from tinyengine.verify.docs import PAGE
 

@@ -88,7 +88,8 @@ class Consecutive(OneByOne):
 
 class PerPage(OneByOne):
     def __call__(self, batch: Batch) -> Attend:
-        attention = InvariantAttention(self.cache)  # what is around it may have no splits
+        has_splits = hasattr(self.right, "split")
+        attention = self.right if has_splits else InvariantAttention(self.cache)
         attention.split = batch.block_size
         return attention(batch)
 
