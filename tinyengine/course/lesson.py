@@ -68,7 +68,7 @@ def quiz(*questions) -> None:
                 f"{len(silent)} that start with neither 'Yes' nor 'No': it needs exactly 1 and 0."
             )
         plain.append(f"{number}. {question}")
-        rich.append(f"<p><b>{number}. {inline(question)}</b></p>")
+        rich.append(f'<p style="margin: 16px 0 6px"><b>{number}. {inline(question)}</b></p>')
         for option, why in options.items():
             plain.append(f"   - {option}\n     {why}")
             rich.append(f"<details><summary>{inline(option)}</summary>{inline(why)}</details>")

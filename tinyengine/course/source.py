@@ -23,15 +23,15 @@ CODE = {
     "Name.Class": "#2a7de1",
     "Number": "#8b6bd0",
     "String": "#c2542d",
-    "String.Doc": "#767676",
-    "Comment": "italic #767676",
+    "String.Doc": "#7a7a7a",
+    "Comment": "italic #7a7a7a",
 }
 CHANGES = {"-": "rgba(248,81,73,0.22)", "+": "rgba(46,160,67,0.22)"}  # red and green, over any background
 
 # A long line scrolls: JupyterLab would break it inside a word.
 BLOCK = (
-    "white-space: pre; overflow-x: auto; word-break: normal; margin: 4px 0 16px; padding: 0 0 0 12px; "
-    "border-left: 3px solid rgba(128,128,128,0.4)"
+    "white-space: pre; overflow-x: auto; word-break: normal; font-size: 13px; margin: 4px 0 16px; "
+    "padding: 0 0 0 12px; border-left: 3px solid rgba(128,128,128,0.4)"
 )
 
 
