@@ -13,7 +13,8 @@ class CachedBlocks(Blocks):
     """Blocks that are filed under the hash of their tokens and of the block before, until their place is needed. Of the
     free blocks the least recently freed is given out first.
 
-    A block is filed late: when a request looks for one, or gives one back. So `commit` need not know of the cache.
+    A block is filed late: when its request grows, or any looks for a block or gives one back. So `commit` need not know
+    of the cache.
     """
 
     def __init__(self, *args):
@@ -38,6 +39,11 @@ class CachedBlocks(Blocks):
         self.holders[request.request_id] = request
         request.table, request.computed = cached, len(cached) * self.block_size
         return True
+
+    def grow(self, request: Request, n_slots: int) -> bool:
+        if request.computed // self.block_size > self._filed.get(request.request_id, 0):
+            self.file_full_blocks()
+        return super().grow(request, n_slots)
 
     def release(self, request: Request):
         self.file_full_blocks()

@@ -151,6 +151,20 @@ def test_the_copy_of_the_request_that_came_first_is_found_whichever_leaves_first
     memory.check()
 
 
+def test_of_two_that_compute_one_text_the_one_that_is_full_first_is_found():
+    """a came first, but b fills the block first: it is filed when b grows, and stays filed when a's block is full."""
+    memory = CachedBlocks(8, 4)
+    a, b = request("a", 5), request("b", 5)
+    for one in (a, b):
+        assert found(memory, one) == 0 and memory.grow(one, 5)
+    b.computed = 5
+    assert memory.grow(b, 6)
+    a.computed = 5
+    c = request("c", 5)
+    assert found(memory, c) == 4 and c.table == b.table[:1]
+    memory.check()
+
+
 def test_a_refused_admission_changes_nothing():
     memory = CachedBlocks(3, 4)
     memory.release(admit(memory, request("a", 9)))

@@ -220,6 +220,8 @@ class BlocksMachine(RuleBasedStateMachine):
 
     def give(self, one: Request, n_slots: int) -> bool:
         table = self.held[one]
+        if one.computed // self.size > self.filed[one]:
+            self.file()
         lacking = max(0, -(-n_slots // self.size) - len(table))
         assert self.memory.missing(one, n_slots) == lacking
         granted = lacking <= len(self.free)

@@ -244,6 +244,20 @@ def test_blocks_that_come_back_from_the_cache_are_no_room_for_guesses():
     assert scheduler.schedule() == [(other, 1), (again, 1)] and again.computed == 8 and again.guesses == 0
 
 
+def test_a_request_that_was_preempted_is_not_readmitted_in_that_step_though_it_would_fit():
+    """Nine blocks of one slot. r1 has five tokens, and six blocks, since a guess was wrong: r0 takes one of those, and
+    the other five would be enough for r1."""
+    scheduler = speculative(Blocks(9, 1), 2, 2)
+    first, second = make(0, [10, 11], 5), make(1, [1, 2, 1], 5)
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.commit(scheduler.schedule(), [12, 2])
+    scheduler.commit(scheduler.schedule(), [13, [9]])
+    assert (len(second.tokens), len(second.table)) == (5, 6) and not scheduler.memory.free
+    assert scheduler.schedule() == [(first, 1)]
+    assert list(scheduler.waiting) == [second] and len(scheduler.memory.free) == 5
+
+
 @pytest.mark.parametrize("guesses", [-1, True, 1.5, None, "4"])
 def test_a_number_of_guesses_is_a_whole_number_of_at_least_0(guesses):
     with pytest.raises(ValueError, match=f"num_speculative_tokens is {guesses!r}, but must be a whole number of at le"):
