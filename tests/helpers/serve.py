@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
-from tinyengine import Engine, SamplingParams
+from tinyengine import STAGES, Engine, SamplingParams
 from tinyengine.clock import IterationClock
 from tinyengine.memory import Blocks
+
+PAGED = [stage for stage, (_, memory, _) in STAGES.items() if memory is Blocks]  # K/V in blocks
 
 
 @dataclass
