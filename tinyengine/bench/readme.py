@@ -1,18 +1,18 @@
 """`python -m tinyengine.bench.readme` writes the tables of README.md and docs/, between their markers, from
-results/*.json."""
+results/*.json, and the README's table of rooms from the files themselves."""
 
 import argparse
 import json
 import re
 from pathlib import Path
 
-from tinyengine.bench import BENCHMARKS, benchmark
+from tinyengine.bench import BENCHMARKS, benchmark, rooms
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    ROOT / "README.md": ("stages", "stall", "peers", "usage"),
-    ROOT / "docs" / "measured.md": ("peers_2_threads", "invariance", "scheduler", "memory", "simulate", "fit"),
+    ROOT / "README.md": ("stages", "stall", "usage"),
+    ROOT / "docs" / "measured.md": ("peers", "peers_2_threads", "invariance", "scheduler", "memory", "simulate", "fit"),
     ROOT / "docs" / "profile.md": ("profile",),
 }
 APART = {"peers_2_threads": "peers"}  # a file of results that has a place of its own, and its benchmark
@@ -68,5 +68,7 @@ if __name__ == "__main__":
     argparse.ArgumentParser(description="Writes the tables of README.md and docs/ from bench/results.").parse_args()
     made = blocks()
     for page, names in PAGES.items():
-        text = fill(page.read_text(encoding="utf-8"), {name: made[name] for name in names})
-        page.write_text(text, encoding="utf-8")
+        parts = {name: made[name] for name in names}
+        if page.name == "README.md":
+            parts["rooms"] = rooms.markdown()
+        page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
