@@ -43,7 +43,7 @@ def logits_of(model) -> torch.Tensor:
     """Of every position of TOKENS as one prompt."""
     memory, request = Slots(32), Request("r", TOKENS, SamplingParams(max_tokens=1))
     memory.reserve(request)
-    attention = PerRequest(KVCache(model.config, 32, model.device, model.dtype))
+    attention = PerRequest(KVCache(model.config, 32, 1, model.device, model.dtype))
     batch = attention.layout([(request, len(TOKENS))], memory, 1, model.device)
     return model.logits(model(batch.tokens, batch.positions, attention(batch)))
 
