@@ -60,9 +60,9 @@ def table(result: dict) -> Table:
     note = (
         f"Least squares through {result['batches']} iterations of a run, from the smallest to the largest, and the "
         f"median relative error on all the others; an iteration's time is its median over {result['repeats']} runs. ms:"
-        " the median of these; the error of the whole run's length; then what a batch of the embedded model costs in "
-        "microseconds: fixed, for each token, request, position that a decode reads, and pair that a prompt's tokens "
-        "make."
+        " the median of these. whole run: the error of the predicted length of the run. The rest is what a batch of "
+        "the embedded model costs in microseconds: fixed, for each token, for each request, for each position that a "
+        "decode reads, and for each pair of tokens in a prompt."
     )
     features = ("fixed", "token", "request", "read", "pair")
     return Table(("lengths", "batches", "ms", "error", "whole run", *features), rows, note)

@@ -2,7 +2,7 @@
 
 All run in one process and take turns; tokens are compared. The model is a Qwen3 of 8 layers of 256 with random weights
 (std 0.08: with the usual 0.02 its outputs hardly differ), in float32. The limit of a stage is what its schedule cannot
-do without: the matrix products of every iteration, on operands that lie ready.
+do without: the matrix products of every iteration, with their operands in place.
 """
 
 import random
@@ -281,8 +281,8 @@ def table(result: dict) -> Table:
     note = (
         f"{sizes}. ours, one by one: the schedule of paged, and a forward pass for each request of an iteration. Qwen3 "
         f"of 8 layers of 256, random weights, float32; chunked with a budget of {BUDGET} tokens. speed: against "
-        "transformers one by one. of the limit: wall time by that of the bare matrix products of the same schedule, on "
-        "operands that lie ready. exact: the same tokens as transformers one by one. Medians of "
+        "transformers one by one. of the limit: wall time / that of the bare matrix products of the same schedule, "
+        "with their operands in place. exact: the same tokens as transformers one by one. Medians of "
         f"{result['repeats']} runs that took turns."
     )
     header = ("engine", "wall s", "CPU s", "speed", "of the limit", "TTFT p50 ms", "TBT p99 ms", "exact")

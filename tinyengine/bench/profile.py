@@ -251,7 +251,7 @@ def table(result: dict) -> Table:
         f"Qwen3 of {model['num_hidden_layers']} layers of {model['hidden_size']}, random weights, {result['dtype']}; "
         "requests behind prompts of 16 to 256 tokens and what they have decoded since. The step, and its parts, "
         "layer by layer; as it is run: in one go where that can be, without Python between the layers. Bare: the "
-        f"matrix products alone, on operands that lie ready; linear layers by the engine's own product{by_torch}. "
+        f"matrix products alone, with their operands in place; linear layers by the engine's own product{by_torch}. "
         "Its bytes: weights and K/V read once, at the rate of a copy that touches as many. Its operations: at the rate "
         "of the faster of one large square product and of the model's widest "
         f"layer over {number(result['matrix'])} rows.\n\n"

@@ -100,10 +100,9 @@ def table(result: dict) -> Table:
     ]
     note = (
         "Mistral-7B on one A100 as a roofline, ShareGPT's lengths, so many requests a second, one process. /s: "
-        "iterations a second; one counts also where it was taken in a stretch of equal ones, and a decode also where "
-        "it was set aside and counted, with the same result. What is left to plan is who comes, goes or is prefilled; "
-        "full: the highest rate under a P99 TBT of 0.1 s, where every batch has a chunk. Peak: the process's largest "
-        "resident memory, most of which is Python and its modules."
+        "iterations a second. The simulator takes a stretch of equal iterations, or of a request's decodes, in one go "
+        "and with the same result; all of them are counted. full: the highest rate under a P99 TBT of 0.1 s, where "
+        "every batch has a chunk. Peak: the process's largest resident memory, most of which is Python and its modules."
     )
     header = ("simulated", "requests", "seconds", "iterations", "/s", "peak MiB")
     return Table(header, rows, note)
