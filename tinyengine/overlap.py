@@ -131,7 +131,8 @@ class OverlappedEngine(Engine):
         for request, _, reason in landed:
             if reason:
                 self.scheduler.finish(request, reason)
-        self.trace.landed(flight.number, {own.request.request_id: own.token_id for own in landed}, time, now - time)
+        came = {token.request.request_id: token.token_id for token in landed}
+        self.trace.landed(flight.number, came, time, now - time)
         self.outputs.put(landed)
 
 

@@ -23,8 +23,8 @@ class Stream:
         self._is_open = True
         with engine.guard:
             try:
-                for prompt, own in zip(prompts, params):
-                    self.outputs.append(engine.outputs[engine.add_request(prompt, own)])
+                for request in zip(prompts, params):
+                    self.outputs.append(engine.outputs[engine.add_request(*request)])
             except BaseException:
                 self._end()
                 raise

@@ -13,7 +13,7 @@ from tinyengine.memory import Blocks
 from tinyengine.model.load import load_model
 from tinyengine.qwen3 import Config
 from tinyengine.request import Request
-from tinyengine.verify.checks import jobs
+from tinyengine.verify.checks import cases
 from tinyengine.verify.watch import Count, Scenario, Subject
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -146,7 +146,7 @@ def test_a_whole_engine_has_the_same_bits_with_and_without_accelerations(dtype):
     model = load_model("tiny", device="cpu", dtype=dtype)
     fast, shown = (Subject(model, "invariant", fast=fast) for fast in (True, False))
     assert type(fast.engine(num_slots=64).attention) is InvariantByTorch
-    own = jobs(shown, (1, 17, 130, 5), arrivals=(0, 0, 1, 3))
+    own = cases(shown, (1, 17, 130, 5), arrivals=(0, 0, 1, 3))
     for options in ({}, {"max_num_batched_tokens": 37}, {"enable_prefix_caching": True, "num_speculative_tokens": 2}):
         scenario = Scenario(own, options)
         left, right, count = fast.run(scenario).seen, shown.run(scenario).seen, Count()
@@ -159,7 +159,7 @@ def test_a_whole_engine_has_the_same_bits_with_and_without_accelerations(dtype):
 
 
 def test_float32_is_within_rounding_with_and_without_accelerations(tiny):
-    scenario = Scenario(jobs(Subject(tiny, "invariant"), (1, 17, 130, 5)), {"max_num_batched_tokens": 37})
+    scenario = Scenario(cases(Subject(tiny, "invariant"), (1, 17, 130, 5)), {"max_num_batched_tokens": 37})
     left, right = (Subject(tiny, "invariant", fast=fast).run(scenario) for fast in (True, False))
     for name in left.seen:
         assert left.seen[name].tokens == right.seen[name].tokens

@@ -11,7 +11,7 @@ from tinyengine.invariant.forms import FORMS
 from tinyengine.invariant.sabotage import FAULTS
 from tinyengine.qwen3 import Qwen3
 from tinyengine.verify import checks, hot, ledger
-from tinyengine.verify.checks import CHECKS, chunk_borders, jobs
+from tinyengine.verify.checks import CHECKS, cases, chunk_borders
 from tinyengine.verify.watch import Scenario, Subject
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -103,7 +103,7 @@ def test_a_single_bit_is_seen(subject, monkeypatch):
             out[1, 7] = torch.nextafter(out[1, 7].float(), torch.tensor(torch.inf)).to(out.dtype) * (1 + 2**-7)
         return out
 
-    scenario = Scenario(jobs(subject, (5, 17, 63)), {"compiled_decode": False})  # else it would not be called
+    scenario = Scenario(cases(subject, (5, 17, 63)), {"compiled_decode": False})  # else it would not be called
     assert subject.against_alone(scenario).holds
     monkeypatch.setattr(type(subject.engine(num_slots=64).operators), "swiglu", swiglu)
     assert not subject.against_alone(scenario).holds
@@ -135,7 +135,7 @@ def test_a_tie_that_goes_to_the_highest_id_is_seen(subject, monkeypatch):
 
 def test_a_scenario_that_shows_nothing_is_an_error(subject):
     with pytest.raises(RuntimeError, match="never came to what it is meant to show"):
-        subject.against_alone(Scenario(jobs(subject, (5,)), shows=lambda engine: False))
+        subject.against_alone(Scenario(cases(subject, (5,)), shows=lambda engine: False))
 
 
 @pytest.mark.parametrize("form", FORMS)

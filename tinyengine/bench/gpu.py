@@ -136,12 +136,12 @@ def same_tokens(device: str, requests: int) -> dict[str, int]:
     oracle, rng = Oracle(model.folder, device), random.Random(0)
     prompts = [[rng.randrange(260, 1024) for _ in range(rng.randint(1, 300))] for _ in range(requests)]
     params = [SamplingParams(max_tokens=rng.randint(2, 40), ignore_eos=True) for _ in prompts]
-    right = [oracle.generate(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+    right = [oracle.generate(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
     same = {"of": requests}
     for name, switches in SWITCHES.items():
         engine = switched(model, switches, max_num_seqs=6, num_slots=4096, max_num_batched_tokens=100)
         outputs = engine.generate(prompts, params)
-        same[name] = sum(output.token_ids == own for output, own in zip(outputs, right, strict=True))
+        same[name] = sum(output.token_ids == tokens for output, tokens in zip(outputs, right, strict=True))
     return same
 
 
@@ -250,9 +250,9 @@ def table(result: dict) -> Table:
             step = row["step"].get(name)
             share = percent(row["limit"] / step) if step else "-"
             rows.append((f"- {name}", "-" if step is None else number(1e3 * step, 3), number(1e3 * took, 3), share))
-    own = result["prefill"]
-    took = number(1e3 * own["seconds"], 2)
-    rows.append((f"prompt of {number(own['tokens'])} tokens", took, "", percent(own["share_of_matrix_rate"])))
+    prefill = result["prefill"]
+    took = number(1e3 * prefill["seconds"], 2)
+    rows.append((f"prompt of {number(prefill['tokens'])} tokens", took, "", percent(prefill["share_of_matrix_rate"])))
     ceilings, same = result["ceilings"], dict(result["same_tokens"])
     of, worst = same.pop("of"), max(result["kernels"].values(), default=None)
     note = (

@@ -68,12 +68,12 @@ def serving(model, load: TaskList) -> list[dict]:
     """Greedy with each of the switches, and drawn (temperature 0.6, as nano-vllm has it) with all on. The first run of
     each, which compiles and records, does not count."""
     rows = []
-    for name, own in [*SWITCHES.items(), ("all on, drawn", {**SWITCHES["all on"], "temperature": 0.6})]:
-        own = dict(own)
-        temperature = own.pop("temperature", 0.0)
+    for name, switches in [*SWITCHES.items(), ("all on, drawn", {**SWITCHES["all on"], "temperature": 0.6})]:
+        switches = dict(switches)
+        temperature = switches.pop("temperature", 0.0)
         sizes = {"max_num_seqs": load.max_num_seqs, "num_slots": load.num_slots, "max_num_batched_tokens": BUDGET}
         params = [SamplingParams(task.max_tokens, temperature, ignore_eos=True) for task in load.tasks]
-        engine = switched(model, own, **sizes)
+        engine = switched(model, switches, **sizes)
         for _ in range(2):
             iterations = len(engine.trace.iterations)
             started = perf_counter()

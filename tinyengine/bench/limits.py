@@ -69,7 +69,7 @@ def flop_of(model, spans: Sequence[tuple[int, int]], due: int) -> int:
     """Operations of an iteration's products, two for each multiplication. spans: of each request its new tokens, and
     all that it then has; due: rows that get a token. A query meets the keys up to its own position."""
     config, tokens = model.config, sum(count for count, _ in spans)
-    layers = sum(weight.numel() for own in model.layers for weight in own.parameters() if weight.ndim == 2)
+    layers = sum(weight.numel() for layer in model.layers for weight in layer.parameters() if weight.ndim == 2)
     pairs = sum(count * (2 * length - count + 1) // 2 for count, length in spans)
     attention = 4 * pairs * config.num_attention_heads * config.head_dim * config.num_hidden_layers
     return 2 * tokens * layers + attention + 2 * due * model.lm_head.weight.numel()

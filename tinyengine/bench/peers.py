@@ -137,7 +137,7 @@ def _compare(load: TaskList, runners: dict[str, Callable[[], Run]], model, repea
         "requests": len(load.tasks),
         "max_num_seqs": load.max_num_seqs,
         "output_tokens": load.output_tokens,
-        "rows": [_row(name, own, limits[name], right, load) for name, own in runs.items()],
+        "rows": [_row(name, done, limits[name], right, load) for name, done in runs.items()],
     }
 
 
@@ -176,7 +176,7 @@ def static_batches(model, load: TaskList) -> Run:
     """`generate` on left-padded batches, each until its longest request has ended."""
     starts = range(0, len(load.tasks), load.max_num_seqs)
     batches = [load.tasks[start : start + load.max_num_seqs] for start in starts]
-    return _timed(lambda: [own for tasks in batches for own in _generate(model, tasks)])
+    return _timed(lambda: [tokens for tasks in batches for tokens in _generate(model, tasks)])
 
 
 def _generate(model, tasks: Sequence[Task]) -> list[list[int]]:
@@ -230,7 +230,7 @@ class PerRequestForward(Engine):
 
     def logits(self, batch: Batch) -> torch.Tensor:
         alone = [self.attention.layout([item], self.memory, 1, self.model.device) for item in batch.plan]
-        return torch.cat([super(PerRequestForward, self).logits(own) for own in alone])
+        return torch.cat([super(PerRequestForward, self).logits(one) for one in alone])
 
 
 class LayerByLayer(PerRequestForward):

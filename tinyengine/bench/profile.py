@@ -126,17 +126,17 @@ def _profile(case: Case, matrix: int, rounds: int) -> dict:
         parts += _parts(case)
         needs.append(_needs(case, matrix))
         others.append({name: _linear(case, operators) for name, operators in case.others.items()})
-    whole, with_timers = median(plain), median(sum(own.values()) for own in parts)
-    names = dict.fromkeys(part for own in parts for part in own)
-    typical = {part: median(own.get(part, 0.0) for own in parts) for part in sorted(names, key=_place)}
+    whole, with_timers = median(plain), median(sum(step.values()) for step in parts)
+    names = dict.fromkeys(part for step in parts for part in step)
+    typical = {part: median(step.get(part, 0.0) for step in parts) for part in sorted(names, key=_place)}
     return {
         "seconds": whole,
         "in_one_go": median(in_one_go),
         "with_timers": with_timers,
         "parts": {part: typical[part] * whole / sum(typical.values()) for part in typical},
         "gpu": _on_gpu(case) if case.engine.model.device.type == "cuda" else None,
-        **{name: median(own[name] for own in needs) for name in needs[0]},
-        "others": {name: median(own[name] for own in others) for name in case.others},
+        **{name: median(need[name] for need in needs) for name in needs[0]},
+        "others": {name: median(other[name] for other in others) for name in case.others},
     }
 
 
@@ -215,8 +215,8 @@ def _on_gpu(case: Case, repeats: int = 5) -> dict[str, float]:
                 step()
             torch.cuda.synchronize()
         steps.append(gpu_parts(profiler.events()))
-    names = sorted({part for own in steps for part in own}, key=_place)
-    return {part: median(own[part] for own in steps[1:]) for part in names}
+    names = sorted({part for step in steps for part in step}, key=_place)
+    return {part: median(step[part] for step in steps[1:]) for part in names}
 
 
 # what is told

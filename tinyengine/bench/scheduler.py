@@ -25,7 +25,7 @@ def run(device: str = "cpu", running: int = 256, steps: int = 1000) -> dict:
             scheduled = perf_counter()
             scheduler.commit(plan, tokens)
             times[name].append((scheduled - started, perf_counter() - scheduled))
-    return {"running": running, "steps": steps, "schedulers": {name: _medians(own) for name, own in times.items()}}
+    return {"running": running, "steps": steps, "schedulers": {name: _medians(each) for name, each in times.items()}}
 
 
 def _decoding(kind: type[Scheduler], running: int, steps: int) -> Scheduler:

@@ -96,7 +96,7 @@ def _climb(name: str, model, stages: tuple[str, ...], repeats: int) -> list[dict
     for _ in range(repeats):
         for stage in stages:
             runs[stage].append(ladder.run(stage))
-    return [_row(own) for own in runs.values()]
+    return [_row(each) for each in runs.values()]
 
 
 def _row(runs: list[StageRun]) -> dict:

@@ -72,9 +72,9 @@ def _first_stall(model, sizes: Sizes) -> float:
 def _before_and_after(model, budget: int, sizes: Sizes, repeats: int) -> list[dict]:
     runs: dict[str, list[Trace]] = {"paged": [], "chunked": []}
     for _ in range(repeats + 1):
-        for stage, own in runs.items():
-            own.append(_once(model, stage, budget, sizes))
-    return [_measure(_typical(own[1:])) for own in runs.values()]  # the first of each has warmed thread pools up
+        for stage, done in runs.items():
+            done.append(_once(model, stage, budget, sizes))
+    return [_measure(_typical(done[1:])) for done in runs.values()]  # the first of each has warmed thread pools up
 
 
 def _once(model, stage: str, budget: int, sizes: Sizes) -> Trace:
@@ -101,7 +101,7 @@ def _typical(traces: list[Trace]) -> Trace:
     """The run in which every iteration took its median over the runs, from the end of the one before to its own. They
     all planned the same; what differs is when the machine was away, and a maximum would report nothing else."""
     ends = [[0.0, *(iteration.end for iteration in trace.iterations)] for trace in traces]
-    gaps = ([end - start for start, end in pairwise(own)] for own in ends)
+    gaps = ([end - start for start, end in pairwise(moments)] for moments in ends)
     durations = [median(column) for column in zip(*gaps, strict=True)]
     moments = accumulate(durations, initial=0.0)
     iterations = [
@@ -117,7 +117,7 @@ def _measure(trace: Trace) -> dict:
     index = next(event.iteration for event in trace.events if (event.kind, event.request_id) == ("arrive", "long"))
     arrival = trace.iterations[index].time
     return {
-        "worst_tbt": max(later - sooner for own in times.values() for sooner, later in pairwise(own)),
+        "worst_tbt": max(later - sooner for moments in times.values() for sooner, later in pairwise(moments)),
         "ttft_of_long_prompt": first - arrival,
         "tokens_per_s": sum(map(len, times.values())) / trace.iterations[-1].end,
         "iterations": len(trace.iterations),

@@ -14,8 +14,8 @@ class RowByRow(InvariantOperators):
 
     def linear(self, x, weight):
         out = x.new_empty(len(x), len(weight))
-        for own, row in zip(out, x):
-            own.copy_(F.linear(row[None], weight)[0])
+        for result, row in zip(out, x):
+            result.copy_(F.linear(row[None], weight)[0])
         return out
 
 

@@ -211,8 +211,8 @@ def capacities() -> list[Row]:
     stored = json.loads(STORED.read_text(encoding="utf-8"))["requests_per_s"]
     called = {"orca": "Orca", "vllm-v0": "vLLM"}
     return [
-        Row("Sarathi 5.1", f"{name}, Sarathi/{called[other]}", "C", was, own["chunked"] / own[other], low, high)
-        for name, own in stored.items()
+        Row("Sarathi 5.1", f"{name}, Sarathi/{called[other]}", "C", was, found["chunked"] / found[other], low, high)
+        for name, found in stored.items()
         for other, (was, low, high) in CAPACITIES[name][-1].items()
     ]
 

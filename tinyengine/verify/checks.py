@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 
 from tinyengine.invariant.envelope import AWKWARD, beside_later_tokens, in_company, row_wise
+from tinyengine.noise import gumbel_noise
 from tinyengine.request import Request, SamplingParams
-from tinyengine.sampler import choose, gumbel_noise
-from tinyengine.verify.watch import Count, Job, Scenario, Subject, compare
+from tinyengine.sampler import choose
+from tinyengine.verify.watch import Case, Count, Scenario, Subject, compare
 
 LENGTHS = (1, 5, 15, 16, 17, 127, 128, 129)  # on both sides of every block and split border
 SIZES = (2, 3, 5, 8, 17, 33, 52)
@@ -17,12 +18,12 @@ BUDGETS = (1, 7, 16, 37, 64)  # none but the last is aligned to anything
 NEW = 8  # tokens that a request generates, most of the time
 
 
-def jobs(subject: Subject, lengths=LENGTHS, new: int = NEW, arrivals=(), seed: int = 0, **params) -> list[Job]:
+def cases(subject: Subject, lengths=LENGTHS, new: int = NEW, arrivals=(), seed: int = 0, **params) -> list[Case]:
     """Requests with random prompts: the same length always means the same prompt."""
     vocab = subject.model.config.vocab_size
     params = SamplingParams(max_tokens=new, ignore_eos=True, **params)
     prompts = [tuple(random.Random(f"{seed}/{n}").choices(range(vocab), k=n)) for n in lengths]
-    return [Job(prompt, params, dict(enumerate(arrivals)).get(i, 0.0)) for i, prompt in enumerate(prompts)]
+    return [Case(prompt, params, dict(enumerate(arrivals)).get(i, 0.0)) for i, prompt in enumerate(prompts)]
 
 
 def each(subject: Subject, scenarios) -> Count:
@@ -33,26 +34,26 @@ def each(subject: Subject, scenarios) -> Count:
 
 
 def run_to_run(subject: Subject) -> Count:
-    return each(subject, [Scenario([job]) for job in jobs(subject, (17, 129, 200)) for _ in range(2)])
+    return each(subject, [Scenario([case]) for case in cases(subject, (17, 129, 200)) for _ in range(2)])
 
 
 def batch_size(subject: Subject) -> Count:
     lengths = [LENGTHS[i % len(LENGTHS)] for i in range(max(SIZES))]
-    return each(subject, [Scenario(jobs(subject, lengths[-n:], new=4)) for n in SIZES])
+    return each(subject, [Scenario(cases(subject, lengths[-n:], new=4)) for n in SIZES])
 
 
 def place_in_batch(subject: Subject) -> Count:
-    own = jobs(subject, (5, 17, 128, 129, 130))
-    return each(subject, [Scenario(own[i:] + own[:i]) for i in range(len(own))] + [Scenario(own[::-1])])
+    work = cases(subject, (5, 17, 128, 129, 130))
+    return each(subject, [Scenario(work[i:] + work[:i]) for i in range(len(work))] + [Scenario(work[::-1])])
 
 
 def neighbours(subject: Subject) -> Count:
     """Other neighbours in the engine, rows of NaN and infinity beside a row in each operator, and such tokens behind
     a query in attention."""
-    own = jobs(subject, (129,))
-    others = [jobs(subject, lengths, seed=seed) for lengths in ((128,), (1, 200), (17,) * 6) for seed in (1, 2)]
+    work = cases(subject, (129,))
+    others = [cases(subject, lengths, seed=seed) for lengths in ((128,), (1, 200), (17,) * 6) for seed in (1, 2)]
     return (
-        each(subject, [Scenario(other[:1] + own + other[1:]) for other in others])
+        each(subject, [Scenario(other[:1] + work + other[1:]) for other in others])
         + _company(subject, AWKWARD)
         + _later_tokens(subject)
     )
@@ -60,52 +61,52 @@ def neighbours(subject: Subject) -> Count:
 
 def joining_and_leaving(subject: Subject) -> Count:
     lengths, arrivals = (130, 5, 128, 16, 200, 1, 129, 17), (0, 0, 2, 3, 5, 6, 9, 9)
-    staggered = jobs(subject, lengths, arrivals=arrivals)
-    ends = [replace(job, params=replace(job.params, max_tokens=1 + 5 * i % 13)) for i, job in enumerate(staggered)]
+    staggered = cases(subject, lengths, arrivals=arrivals)
+    ends = [replace(case, params=replace(case.params, max_tokens=1 + 5 * i % 13)) for i, case in enumerate(staggered)]
     return each(subject, [Scenario(ends, {"max_num_seqs": most}) for most in (3, 8)])
 
 
 def dummy_rows(subject: Subject) -> Count:
-    own = jobs(subject, (1, 17, 129))
-    scenarios = [Scenario(batch, dummy_rows=rows) for rows in (1, 2, 5, 29) for batch in (own, own[:1], own[2:])]
+    work = cases(subject, (1, 17, 129))
+    scenarios = [Scenario(batch, dummy_rows=rows) for rows in (1, 2, 5, 29) for batch in (work, work[:1], work[2:])]
     return each(subject, scenarios) + _company(subject, (2, 5, 9, 33), fills=(0.0,))
 
 
 def chunk_borders(subject: Subject) -> Count:
-    own = jobs(subject, (17, 129, 201))
-    alone = [Scenario([job], {"max_num_batched_tokens": budget}) for job in own for budget in BUDGETS]
-    together = [Scenario(own, {"max_num_batched_tokens": budget}) for budget in BUDGETS]
+    work = cases(subject, (17, 129, 201))
+    alone = [Scenario([case], {"max_num_batched_tokens": budget}) for case in work for budget in BUDGETS]
+    together = [Scenario(work, {"max_num_batched_tokens": budget}) for budget in BUDGETS]
     return each(subject, alone + together)
 
 
 def mixed_steps(subject: Subject) -> Count:
     """Prompts computed beside decodes, and decodes that verify guesses."""
-    own = jobs(subject, (5, 130, 17, 200, 128), arrivals=(0, 1, 2, 3, 4), new=16)
-    repeated = tuple(own[0].prompt * 6)  # its continuation can be guessed
-    guessing = [replace(own[1], arrival=2.0), Job(repeated, replace(own[0].params, max_tokens=32))]
+    work = cases(subject, (5, 130, 17, 200, 128), arrivals=(0, 1, 2, 3, 4), new=16)
+    repeated = tuple(work[0].prompt * 6)  # its continuation can be guessed
+    guessing = [replace(work[1], arrival=2.0), Case(repeated, replace(work[0].params, max_tokens=32))]
     return each(
         subject,
         [
-            Scenario(own, {"max_num_batched_tokens": 48}, shows=_mixes),
+            Scenario(work, {"max_num_batched_tokens": 48}, shows=_mixes),
             Scenario(guessing, {"num_speculative_tokens": 3, "max_num_batched_tokens": 48}, shows=_guesses),
         ],
     )
 
 
 def preemption(subject: Subject) -> Count:
-    own = jobs(subject, (120, 33, 127, 17, 128), new=24)
+    work = cases(subject, (120, 33, 127, 17, 128), new=24)
     options = [{"num_slots": slots, "max_num_batched_tokens": budget} for slots in (160, 176) for budget in (32, 4096)]
-    return each(subject, [Scenario(own, option, shows=_preempts) for option in options])
+    return each(subject, [Scenario(work, option, shows=_preempts) for option in options])
 
 
 def prefix_cache(subject: Subject) -> Count:
     """Requests that begin as another did: after it has gone, while it runs, and for a part of it only."""
-    (first,) = jobs(subject, (200,))
-    rest = jobs(subject, (30,), seed=1)[0].prompt
+    (first,) = cases(subject, (200,))
+    rest = cases(subject, (30,), seed=1)[0].prompt
     parts = [replace(first, prompt=first.prompt[:n] + rest, arrival=at) for n, at in ((70, 1), (130, 1), (16, 14))]
-    own = [first, *parts, replace(first, arrival=14.0), replace(first, arrival=15.0)]
+    work = [first, *parts, replace(first, arrival=14.0), replace(first, arrival=15.0)]
     options = [{"enable_prefix_caching": True, "block_size": size} for size in (4, 16, 64)]
-    return each(subject, [Scenario(own, option, shows=_shares) for option in options])
+    return each(subject, [Scenario(work, option, shows=_shares) for option in options])
 
 
 def placement(subject: Subject) -> Count:
@@ -115,13 +116,13 @@ def placement(subject: Subject) -> Count:
 
         return prepare
 
-    own = jobs(subject, (17, 65, 200))
-    return each(subject, [Scenario(batch, prepare=shuffle(seed)) for seed in range(3) for batch in (own, own[1:2])])
+    work = cases(subject, (17, 65, 200))
+    return each(subject, [Scenario(batch, prepare=shuffle(seed)) for seed in range(3) for batch in (work, work[1:2])])
 
 
 def block_size(subject: Subject) -> Count:
-    own = jobs(subject, (17, 65, 200))
-    return each(subject, [Scenario([job], {"block_size": size}) for size in (1, 4, 16, 64, 256) for job in own])
+    work = cases(subject, (17, 65, 200))
+    return each(subject, [Scenario([case], {"block_size": size}) for size in (1, 4, 16, 64, 256) for case in work])
 
 
 def poisoned_arena(subject: Subject) -> Count:
@@ -131,19 +132,19 @@ def poisoned_arena(subject: Subject) -> Count:
         cache, free = engine.attention.cache, list(engine.memory.free)
         cache.keys[:, free], cache.values[:, free] = torch.nan, torch.nan
 
-    own = jobs(subject, (1, 16, 127, 130), arrivals=(0, 0, 4, 9))
+    work = cases(subject, (1, 16, 127, 130), arrivals=(0, 0, 4, 9))
     options = {"num_slots": 400}
-    return each(subject, [Scenario(batch, options, prepare=poison, each_step=poison) for batch in (own, own[3:])])
+    return each(subject, [Scenario(batch, options, prepare=poison, each_step=poison) for batch in (work, work[3:])])
 
 
 def decode_is_prefill(subject: Subject) -> Count:
     """A request alone, and its text so far as the prompt of another: the decode step's row against the prompt's."""
     count = Count()
-    for job in jobs(subject, (5, 127, 130)):
-        alone = subject.alone(job)
+    for case in cases(subject, (5, 127, 130)):
+        alone = subject.alone(case)
         for n in range(1, NEW):
-            prompt = tuple(alone.tokens[: len(job.prompt) + n])
-            prefilled = subject.run(Scenario([Job(prompt, replace(job.params, max_tokens=1))])).seen["r0"]
+            prompt = tuple(alone.tokens[: len(case.prompt) + n])
+            prefilled = subject.run(Scenario([Case(prompt, replace(case.params, max_tokens=1))])).seen["r0"]
             compare(prefilled, alone, count)
             count.cases += 1
     return count
@@ -161,8 +162,8 @@ def ties(subject: Subject) -> Count:
         request = Request("r", [0])
         count.compare(choose(logits, [(request, 1)] * n).double(), lowest.double())
         count.cases += n
-    for job in jobs(subject, (17, 130)):
-        alone = subject.alone(job)
+    for case in cases(subject, (17, 130)):
+        alone = subject.alone(case)
         for text, row in alone.logits:
             best = (row == row.amax()).nonzero()[0, 0]
             count.compare(best.double(), torch.tensor(alone.tokens[len(text)]).double())
@@ -172,8 +173,8 @@ def ties(subject: Subject) -> Count:
 
 def sampling_noise(subject: Subject) -> Count:
     """Drawn tokens alone and in a batch, the noise of a row alone and in company, and no generator touched."""
-    drawn = jobs(subject, (5, 17, 128, 129), temperature=0.9, top_p=0.9, top_k=200)
-    drawn = [replace(job, params=replace(job.params, seed=number)) for number, job in enumerate(drawn)]
+    drawn = cases(subject, (5, 17, 128, 129), temperature=0.9, top_p=0.9, top_k=200)
+    drawn = [replace(case, params=replace(case.params, seed=number)) for number, case in enumerate(drawn)]
     state = torch.get_rng_state()
     count = each(subject, [Scenario(drawn), Scenario(drawn[::-1], {"max_num_batched_tokens": 37})])
     count.compare(torch.get_rng_state().double(), state.double())

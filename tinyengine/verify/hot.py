@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tinyengine.qwen3 import Config, Qwen3
-from tinyengine.verify.checks import jobs
+from tinyengine.verify.checks import cases
 from tinyengine.verify.watch import Count, Scenario, Subject, compare
 
 STD = 0.08
@@ -36,11 +36,11 @@ def run(model: Qwen3, stage: str, requests: int = 64, tokens: int = 64, fast: bo
     """Serves the requests in one batch under a budget, and each alone; compares tokens and bits."""
     subject = Subject(model, stage, fast=fast)
     lengths = [5 + 3 * number for number in range(requests)]
-    batch = [replace(job, params=replace(job.params, max_tokens=tokens)) for job in jobs(subject, lengths)]
+    batch = [replace(case, params=replace(case.params, max_tokens=tokens)) for case in cases(subject, lengths)]
     engine = subject.run(Scenario(batch, {"max_num_batched_tokens": 256} | options))
     flipped = moved = 0
-    for number, job in enumerate(batch):
-        seen, alone = engine.seen[f"r{number}"], subject.alone(job)
+    for number, case in enumerate(batch):
+        seen, alone = engine.seen[f"r{number}"], subject.alone(case)
         flipped += seen.tokens != alone.tokens
         count = Count()
         compare(seen, alone, count)

@@ -37,7 +37,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Job:
+class Case:
     """A request of a scenario: its prompt, its parameters, and the iteration in which it arrives."""
 
     prompt: tuple[int, ...]
@@ -47,11 +47,11 @@ class Job:
 
 @dataclass
 class Scenario:
-    """Jobs and the engine that serves them. prepare: called with the engine before it starts; each_step: after each of
+    """Cases and the engine that serves them. prepare: called with the engine before it starts; each_step: after each of
     its iterations. shows: whether what the scenario is for has happened: one in which nothing was preempted proves
     nothing about preemption."""
 
-    jobs: list[Job]
+    cases: list[Case]
     options: dict = field(default_factory=dict)
     dummy_rows: int = 0
     prepare: Callable[[Engine], None] = lambda engine: None
@@ -130,18 +130,18 @@ class Subject:
     def run(self, scenario: Scenario) -> Watched:
         engine = self.engine(scenario.dummy_rows, **scenario.options)
         scenario.prepare(engine)
-        for number, job in enumerate(scenario.jobs):
-            engine.add_request(list(job.prompt), job.params, f"r{number}", arrival=job.arrival)
+        for number, case in enumerate(scenario.cases):
+            engine.add_request(list(case.prompt), case.params, f"r{number}", arrival=case.arrival)
         while engine.has_unfinished():
             engine.step()
             scenario.each_step(engine)
         return engine
 
-    def alone(self, job: Job) -> Seen:
-        """The job by itself: cold, unchunked, in blocks of 16."""
-        key = job.prompt, job.params
+    def alone(self, case: Case) -> Seen:
+        """The case by itself: cold, unchunked, in blocks of 16."""
+        key = case.prompt, case.params
         if key not in self._alone:
-            self._alone[key] = self.run(Scenario([Job(job.prompt, job.params)])).seen["r0"]
+            self._alone[key] = self.run(Scenario([Case(case.prompt, case.params)])).seen["r0"]
         return self._alone[key]
 
     def against_alone(self, scenario: Scenario) -> Count:
@@ -151,10 +151,10 @@ class Subject:
         the scenario did not show what it is for."""
         engine = self.run(scenario)
         if not scenario.shows(engine):
-            raise RuntimeError(f"a scenario of {len(scenario.jobs)} requests never came to what it is meant to show")
-        count = Count(cases=len(scenario.jobs))
-        for number, job in enumerate(scenario.jobs):
-            compare(engine.seen[f"r{number}"], self.alone(job), count)
+            raise RuntimeError(f"a scenario of {len(scenario.cases)} requests never came to what it is meant to show")
+        count = Count(cases=len(scenario.cases))
+        for number, case in enumerate(scenario.cases):
+            compare(engine.seen[f"r{number}"], self.alone(case), count)
         return count
 
 

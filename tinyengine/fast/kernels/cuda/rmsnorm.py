@@ -24,10 +24,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 @triton.jit
 def _rms_norm(out, x, weight, eps, size, SIZE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * size
+    start = tl.program_id(0).to(tl.int64) * size
     element = tl.arange(0, SIZE)
     real = element < size
-    own = tl.load(x + row + element, mask=real, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(own * own, 0) / size + eps)
-    result = own * scale * tl.load(weight + element, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row + element, result.to(out.dtype.element_ty), mask=real)
+    row = tl.load(x + start + element, mask=real, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(row * row, 0) / size + eps)
+    result = row * scale * tl.load(weight + element, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + start + element, result.to(out.dtype.element_ty), mask=real)
