@@ -95,6 +95,11 @@ def token_times(trace: Trace) -> dict[str, list[float]]:
 
 def measure(trace: Trace) -> Metrics:
     """All numbers of a trace; one without iterations has no times and zeros for the rest."""
+    return Metrics(iterations=len(trace.iterations), **_of_requests(trace), **_of_batches(trace), **_of_memory(trace))
+
+
+def _of_requests(trace: Trace) -> dict:
+    """When tokens came, and what was promised."""
     times, earlier = token_times(trace), trace.earlier
     arrival = {request_id: record.arrival for request_id, record in trace.requests.items()}
     since = {key: [earlier[key].last, *moments] if key in earlier else moments for key, moments in times.items()}
@@ -104,44 +109,54 @@ def measure(trace: Trace) -> Metrics:
     ttft = {key: moment - arrival[key] for key, moment in first.items()}
     ended = {event.request_id for event in trace.events if event.kind == "finish" and event.detail != "error"}
     finished = [request_id for request_id in begun if request_id in ended]
-
+    kept = [key for key in finished if _met(trace.requests[key], ttft[key], gaps[key])]
     output_tokens = sum(map(len, times.values()))
     start = trace.iterations[0].time if trace.forgotten and trace.iterations else min(arrival.values(), default=0.0)
     elapsed = max((moments[-1] for moments in begun.values()), default=0.0) - start
-    slot_steps = trace.max_num_seqs * len(trace.iterations)
-    busy = sum(len(iteration.spans) for iteration in trace.iterations)
-    padded = sum(iteration.padding for iteration in trace.iterations)
-    rows = padded + sum(iteration.num_tokens for iteration in trace.iterations)
-    reserved, used, ends, fragmented = (sum(column) for column in _memory_columns(trace))
-    spans = [span for iteration in trace.iterations for span in iteration.spans]
-    emitting = sum(bool(span.tokens) for span in spans)
-    drafted = sum(span.draft for span in spans)
-    kept = [key for key in finished if _met(trace.requests[key], ttft[key], gaps[key])]
-    slots = trace.num_slots * len(trace.iterations)
-    return Metrics(
-        iterations=len(trace.iterations),
+    return dict(
         output_tokens=output_tokens,
         ttft=Percentiles.of([seconds for request_id, seconds in ttft.items() if request_id not in earlier]),
-        tbt=Percentiles.of([gap for own in gaps.values() for gap in own]),
-        tpot=Percentiles.of([fmean(own) for own in gaps.values() if own]),
+        tbt=Percentiles.of([gap for each in gaps.values() for gap in each]),
+        tpot=Percentiles.of([fmean(each) for each in gaps.values() if each]),
         e2e=Percentiles.of([begun[key][-1] - arrival[key] for key in finished]),
         tokens_per_s=output_tokens / elapsed if elapsed > 0 else None,
-        slot_occupancy=_share(busy, slot_steps),
-        idle_slot_steps=slot_steps - busy,
+        goodput=len(kept) / elapsed if elapsed > 0 else None,
+    )
+
+
+def _of_batches(trace: Trace) -> dict:
+    """What the rows of the batches were used for."""
+    slot_steps = trace.max_num_seqs * len(trace.iterations)
+    spans = [span for iteration in trace.iterations for span in iteration.spans]
+    padded = sum(iteration.padding for iteration in trace.iterations)
+    rows = padded + sum(iteration.num_tokens for iteration in trace.iterations)
+    emitting = sum(bool(span.tokens) for span in spans)
+    output_tokens = sum(len(span.tokens) for span in spans)
+    drafted = sum(span.draft for span in spans)
+    return dict(
+        slot_occupancy=_share(len(spans), slot_steps),
+        idle_slot_steps=slot_steps - len(spans),
         padded_rows=padded,
         padding_share=_share(padded, rows),
-        kv_reserved=_share(reserved, slots),
-        kv_used=_share(used, slots),
-        kv_waste=_share(reserved - used, reserved),
-        kv_waste_past_last_block=_share(reserved - ends - used, reserved),
-        kv_fragmented=_share(fragmented, slots),
         cached_tokens=sum(event.cached for event in trace.events),
         recomputed_tokens=sum(span.recomputed for span in spans),
         preemptions=sum(event.kind == "preempt" for event in trace.events),
         tokens_per_step=output_tokens / emitting if emitting else None,
         draft_tokens=drafted,
         accepted_tokens=drafted - sum(span.rejected for span in spans),
-        goodput=len(kept) / elapsed if elapsed > 0 else None,
+    )
+
+
+def _of_memory(trace: Trace) -> dict:
+    """Shares of the arena, over all iterations."""
+    reserved, used, ends, fragmented = (sum(column) for column in _memory_columns(trace))
+    slots = trace.num_slots * len(trace.iterations)
+    return dict(
+        kv_reserved=_share(reserved, slots),
+        kv_used=_share(used, slots),
+        kv_waste=_share(reserved - used, reserved),
+        kv_waste_past_last_block=_share(reserved - ends - used, reserved),
+        kv_fragmented=_share(fragmented, slots),
     )
 
 

@@ -134,28 +134,7 @@ def derive(solution, stem: str):
     by_id = {exercise["id"]: exercise for exercise in exercises}
     name_cells(nb, cell_names(nb, exercises))
     for cell in nb.cells:
-        attached = cell.get("attachments")
-        kind = next((tag for tag in ("check", "setup") if is_tagged(cell, tag)), "")
-        # "Run All" of a notebook with open exercises is to reach its end: a stub raises
-        open_ended = ["raises-exception"] if cell.cell_type == "code" and kind != "setup" else []
-        meta = NotebookNode({"tags": [kind, *open_ended] if kind else open_ended})
-        if not meta.tags:
-            del meta["tags"]
-        if "jupyter" in cell.metadata:  # a folded input or output stays folded
-            meta["jupyter"] = cell.metadata["jupyter"]
-        if kind:  # JupyterLab refuses to edit, cut or delete such a cell
-            meta.update(
-                {
-                    "editable": False,
-                    "deletable": False,
-                    "exercise": NotebookNode({"cell": cell.id, "source_sha": sha(cell.source)}),
-                }
-            )
-        cell.metadata = meta
-        if attached:
-            cell["attachments"] = attached
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
+        _reset(cell)
     for exercise in exercises:
         exercise["answers"] = [answer_cell(nb.cells[index], exercise) for index in exercise.pop("answer_cells")]
         check = nb.cells[exercise.pop("check_cell")]
@@ -173,6 +152,27 @@ def derive(solution, stem: str):
         "exercises": list(by_id.values()),
     }
     return nb, entry
+
+
+def _reset(cell):
+    """Leaves a cell what an exercise needs: its source, its attachments, and the tags and marks of its kind."""
+    attached = cell.get("attachments")
+    kind = next((tag for tag in ("check", "setup") if is_tagged(cell, tag)), "")
+    # "Run All" of a notebook with open exercises is to reach its end: a stub raises
+    open_ended = ["raises-exception"] if cell.cell_type == "code" and kind != "setup" else []
+    meta = NotebookNode({"tags": [kind, *open_ended] if kind else open_ended})
+    if not meta.tags:
+        del meta["tags"]
+    if "jupyter" in cell.metadata:  # a folded input or output stays folded
+        meta["jupyter"] = cell.metadata["jupyter"]
+    if kind:  # JupyterLab refuses to edit, cut or delete such a cell
+        exercise = NotebookNode({"cell": cell.id, "source_sha": sha(cell.source)})
+        meta.update({"editable": False, "deletable": False, "exercise": exercise})
+    cell.metadata = meta
+    if attached:
+        cell["attachments"] = attached
+    if cell.cell_type == "code":
+        cell.outputs, cell.execution_count = [], None
 
 
 def answer_cell(cell, exercise) -> dict:
