@@ -10,7 +10,7 @@ class Rows:
     """Which row of the picture each span lies in. A trace does not say: a batch slot is a place in a picture.
 
     A request takes the lowest free row at its first span and keeps it until it finishes, aborts or is preempted. So
-    the holes of static batching need no rule of their own: nobody takes a row before the batch has ended.
+    the holes of static batching need no rule of their own: no request takes a row before the batch has ended.
 
     of: per iteration, the row of each span, in the order of the spans.
     entered: per iteration, {request id: (row, id of the request that had the row before, or None)}.

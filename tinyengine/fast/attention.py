@@ -10,6 +10,7 @@ from tinyengine.attention import Attend, KVCache, Padded
 from tinyengine.batch import Batch
 from tinyengine.fast.batch import flat, flat_with_tables
 from tinyengine.fast.kernels import cpu, cuda
+from tinyengine.fast.kernels.cuda import varlen
 from tinyengine.fast.operators import fastest
 
 FEW_QUERIES = 4  # new tokens up to which a request's rows are cheapest one by one, in loops that numba compiles
@@ -172,13 +173,9 @@ class ByVarlen:
 
     @staticmethod
     def why_not(arena: torch.Tensor) -> str | None:
-        from tinyengine.fast.kernels.cuda import varlen  # imported here: not every torch has what it needs
-
         return varlen.why_not(arena)
 
     def __call__(self, batch: Batch) -> Attend:
-        from tinyengine.fast.kernels.cuda import varlen  # imported here: not every torch has what it needs
-
         where, longest = (batch.cu_seqlens_q, batch.seqused_k, batch.block_table), max(batch.counts)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -219,9 +216,9 @@ class Alone:
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """q [n, heads, head_dim], keys and values [blocks, block_size, kv_heads, head_dim], one layer of the arena ->
         as q"""
-        return one_request(q, self._own(keys), self._own(values), self.mask)
+        return one_request(q, self._copy(keys), self._copy(values), self.mask)
 
-    def _own(self, arena: torch.Tensor) -> torch.Tensor:
+    def _copy(self, arena: torch.Tensor) -> torch.Tensor:
         """[length, kv_heads, head_dim], copied block by block, which are fewer and longer pieces than slots"""
         blocks = arena[self.blocks] if isinstance(self.blocks, slice) else arena.index_select(0, self.blocks)
         return blocks.flatten(0, 1)[: self.length]
@@ -259,7 +256,7 @@ class SideBySide:
 
 
 def additive_mask(n: int, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-    """`attention.causal_mask` as it is added to scores, 0 or -inf [n, length]; None where `one_request` needs none."""
+    """The mask of `attention.one_request` as it is added to scores, 0 or -inf [n, length]; None where none need be."""
     if n in (1, length):
         return None
     return torch.full((n, length), -torch.inf, dtype=dtype, device=device).triu(length - n + 1)

@@ -17,9 +17,10 @@ from tinyengine.batch import Batch
 from tinyengine.invariant.attention import SPLIT
 from tinyengine.invariant.operators import TILE_ROWS, InvariantOperators
 from tinyengine.memory import Blocks
+from tinyengine.noise import gumbel_noise
 from tinyengine.operators import Operators
 from tinyengine.request import Request
-from tinyengine.sampler import cut, gumbel_noise
+from tinyengine.sampler import cut
 
 AWKWARD = (1, 2, 3, 5, 7, 8, 9, 11, 16, 17, 33, 52, 64, 100, 129, 257)  # rows of a batch
 FILLS = (None, 0.0, torch.nan, torch.inf)  # what the neighbours of a row may hold
@@ -185,8 +186,8 @@ def sampler_is_row_wise(vocab_size: int, device: torch.device) -> bool:
 
 
 def attention_is_prefix_pure(make_attention: Callable, config, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a query's output has the same bits however its request was cut into chunks, beside whom, and whatever
-    comes behind it. make_attention: an attention class, or whatever makes one around a cache."""
+    """Whether a query's output has the same bits however its request was cut into chunks, beside any requests, and
+    whatever comes behind it. make_attention: an attention class, or what makes one around a cache."""
     length = 2 * SPLIT + 22
     whole = attend_in_chunks(make_attention, config, device, dtype, [length])
     for chunks, others, block_size in (

@@ -1,7 +1,7 @@
 // One iteration's batch as the model gets it: a stream of tokens cut into spans (or a rectangle, where rows are padded),
 // with the integers that attention needs, and what each request's tokens may look at.
 
-// What the integers mean, for whoever points at them.
+// What the integers mean, shown where the pointer is.
 const ROWS_ARE = "rows x columns of the rectangle: a row for each batch slot, as wide as the longest span; the rest is padding";
 const CU_SEQLENS_ARE = "cumulative sequence lengths: where each request's rows begin in the stream, and where the last one's end";
 const POSITIONS_ARE = "the place of each row's token in its own request, from 0 on";

@@ -10,7 +10,7 @@ TILE = 4096  # tokens of the vocabulary that one program looks at
 
 def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """logits [n, vocab] float32, seeds and positions [n, 1] long -> [n], long: what
-    `(logits + sampler.gumbel_noise(seeds, positions, vocab)).argmax(-1)` gives."""
+    `(logits + noise.gumbel_noise(seeds, positions, vocab)).argmax(-1)` gives."""
     n, vocab = logits.shape
     tiles = triton.cdiv(vocab, TILE)
     best = torch.empty(n, tiles, dtype=torch.float32, device=logits.device)
@@ -37,7 +37,7 @@ def _draw(best, token, logits, seeds, positions, row_stride, vocab, TILE: tl.con
 
 @triton.jit
 def _mix(x):
-    """sampler._mix in 32 bits, where what it masks away overflows by itself."""
+    """noise._mix in 32 bits, where what it masks away overflows by itself."""
     x = x + 0x9E3779B9
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
