@@ -7,18 +7,19 @@ from dataclasses import replace
 
 import pytest
 from helpers.recorder import with_graphs
-from helpers.serve import Job, assert_nothing_left, iteration_engine, serve
+from helpers.serve import Ask, assert_nothing_left, iteration_engine, serve
 from helpers.tokenizer import byte_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tinyengine import SamplingParams, Trace
+from tinyengine import OverlappedEngine, SamplingParams, Trace
+from tinyengine.clock import IterationClock
 from tinyengine.metrics import measure, token_times
-from tinyengine.request import PENDING
+from tinyengine.overlap import PENDING
 
 
 class Late:
-    """A `Fetch` that gives nothing away before it is asked, and remembers how many were under way at once."""
+    """An `overlap.fetch` that gives nothing away before it is asked, and remembers how many were under way at once."""
 
     def __init__(self):
         self.under_way, self.most = [], 0
@@ -28,16 +29,16 @@ class Late:
         self.under_way.append(values)
         self.most = max(self.most, len(self.under_way))
 
-        def arrive():
+        def land():
             assert self.under_way.pop(0) is values, "tokens are asked for out of order"
             return values
 
-        return arrive
+        return land
 
 
 def late_engine(model, stage="chunked", **options):
-    engine = iteration_engine(model, stage, overlap=True, **options)
-    engine._fetch = Late()
+    engine = OverlappedEngine(model, stage, clock=IterationClock(), **options)
+    engine.fetch = Late()
     return engine
 
 
@@ -56,7 +57,7 @@ def assert_the_trace_tells_what_came(engine, outputs):
     assert emitted == {request_id: output.token_ids for request_id, output in outputs.items()}
     assert all(moments == sorted(moments) for moments in token_times(trace).values())
     ended = [event.request_id for event in trace.events if event.kind in ("finish", "abort")]
-    assert sorted(ended) == sorted(outputs)
+    assert sorted(ended) == sorted(outputs.keys() & trace.requests)  # one that never arrived is not in the trace
     assert Trace.from_json(json.loads(json.dumps(trace.to_json()))).iterations == trace.iterations
     measure(trace)
 
@@ -64,7 +65,7 @@ def assert_the_trace_tells_what_came(engine, outputs):
 @st.composite
 def runs(draw):
     rng = random.Random(draw(st.integers(0, 10**6)))
-    jobs = []
+    asks = []
     for _ in range(draw(st.integers(1, 7))):
         params = SamplingParams(
             max_tokens=rng.choice([1, 1, 2, 5, 12]),
@@ -75,8 +76,8 @@ def runs(draw):
             repetition_penalty=rng.choice([1.0] * 9 + [1.3]),
         )
         prompt = [rng.randrange(6, 300) for _ in range(rng.choice([1, 3, 9, 20]))]
-        jobs.append(Job(prompt, params, arrival=float(rng.choice([0, 0, 1, 4, 9])), priority=rng.randrange(2)))
-    jobs += [replace(job, arrival=job.arrival + 2) for job in jobs[:2]]  # a prefix to share
+        asks.append(Ask(prompt, params, arrival=float(rng.choice([0, 0, 1, 4, 9])), priority=rng.randrange(2)))
+    asks += [replace(one, arrival=one.arrival + 2) for one in asks[:2]]  # a prefix to share
     stage = draw(st.sampled_from(["static", "orca", "selective", "paged", "chunked", "chunked", "chunked"]))
     options = {"max_num_seqs": draw(st.integers(1, 4)), "num_slots": draw(st.sampled_from([32, 40, 64, 256]))}
     if stage in ("paged", "chunked"):
@@ -86,19 +87,19 @@ def runs(draw):
     if stage == "chunked":
         options["max_num_batched_tokens"] = draw(st.sampled_from([3, 8, 512]))
         options["policy"] = draw(st.sampled_from(["fcfs", "priority"]))
-    return jobs, stage, options
+    return asks, stage, options
 
 
 @given(runs())
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_outputs_are_those_of_the_engine_without_overlap(random_model, run):
-    jobs, stage, options = run
-    right = serve(iteration_engine(random_model, stage, **options), jobs)
+    asks, stage, options = run
+    right = serve(iteration_engine(random_model, stage, **options), asks)
     engine = late_engine(random_model, stage, **options)
-    outputs = serve(engine, jobs)
+    outputs = serve(engine, asks)
     assert [result(output) for output in outputs] == [result(output) for output in right]
     assert_the_trace_tells_what_came(engine, {output.request_id: output for output in outputs})
-    assert engine._flight is None and not engine._fetch.under_way
+    assert engine._flight is None and not engine.fetch.under_way
 
 
 def ask(engine, n=4, **params):
@@ -111,18 +112,12 @@ def ask(engine, n=4, **params):
 def test_an_iteration_is_launched_before_the_tokens_of_the_last_one_are_known(random_model):
     engine = late_engine(random_model, num_slots=256)
     ids = ask(engine)
-    assert engine.step() == [] and engine._fetch.most == 1
+    assert engine.step() == [] and engine.fetch.most == 1
     assert all(request.tokens[-1] == PENDING for request in engine.scheduler.running)
     first = engine.step()
-    assert engine._fetch.most == 2 and [token.request_id for token in first] == ids
+    assert engine.fetch.most == 2 and [token.request_id for token in first] == ids
     assert [len(engine.outputs[request_id].token_ids) for request_id in ids] == [1] * 4
-    assert engine.settle() and engine.settle() == [] and not engine._fetch.under_way
-
-
-def test_without_overlap_nothing_is_ever_on_its_way(random_model):
-    engine = iteration_engine(random_model, "chunked", num_slots=256)
-    ask(engine)
-    assert len(engine.step()) == 4 and engine._flight is None and engine.settle() == []
+    assert engine.settle() and engine.settle() == [] and not engine.fetch.under_way
 
 
 def test_an_end_is_noticed_one_step_late_and_costs_one_row(random_model):
@@ -152,10 +147,10 @@ def test_what_needs_the_values_waits_for_them(random_model, fallback):
     ask(engine, 2, **({} if fallback else {"repetition_penalty": 1.2}))
     while engine.has_unfinished():
         engine.step()
-    assert engine._fetch.most == 0
+    assert engine.fetch.most == 0
     ask(engine, 2)
     engine.step()
-    assert engine._fetch.most == (0 if fallback else 1)
+    assert engine.fetch.most == (0 if fallback else 1)
 
 
 def test_overlap_begins_and_ends_as_requests_come_and_go(random_model):
@@ -168,7 +163,7 @@ def test_overlap_begins_and_ends_as_requests_come_and_go(random_model):
         ask(one, 1, max_tokens=3, repetition_penalty=1.5)
         while one.has_unfinished():
             one.step()
-    assert engine._fetch.most == 2
+    assert engine.fetch.most == 2
     assert {key: result(one) for key, one in engine.outputs.items()} == {
         key: result(one) for key, one in right.outputs.items()
     }
@@ -189,7 +184,7 @@ def test_stop_strings_and_functions_end_it_where_they_do_without_overlap(random_
         ]
         results = []
         for engine in (iteration_engine(model, "chunked", num_slots=256), late_engine(model, num_slots=256)):
-            ids = [engine.add_request([10, 20, 30], own) for own in params]
+            ids = [engine.add_request([10, 20, 30], each) for each in params]
             while engine.has_unfinished():
                 engine.step()
                 engine.memory.check()
@@ -201,7 +196,7 @@ def test_stop_strings_and_functions_end_it_where_they_do_without_overlap(random_
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_an_abort_while_its_token_is_on_the_way_touches_nobody_else(random_model, after):
+def test_an_abort_while_its_token_is_on_the_way_touches_no_other(random_model, after):
     right = iteration_engine(random_model, "chunked", num_slots=256)
     right.generate([[10 + n, 20, 30] for n in range(4)], SamplingParams(8, ignore_eos=True))
     engine = late_engine(random_model, num_slots=256)
@@ -235,16 +230,16 @@ def test_one_request_may_end_another_whose_token_has_just_come(random_model):
 
 
 def test_a_model_that_raises_loses_no_token(random_model):
-    right = serve(iteration_engine(random_model, "chunked", num_slots=256), [Job([7, 8], SamplingParams(9))] * 2)
+    right = serve(iteration_engine(random_model, "chunked", num_slots=256), [Ask([7, 8], SamplingParams(9))] * 2)
     engine = late_engine(random_model, num_slots=256, compiled_decode=False)
-    hidden, fails = engine._hidden, iter([0, 1, 0, 0, 1, 1, 0, 1])
+    forward, fails = engine.forward, iter([0, 1, 0, 0, 1, 1, 0, 1])
 
     def failing(batch):
         if next(fails, 0):
             raise RuntimeError("out of memory")
-        return hidden(batch)
+        return forward(batch)
 
-    engine._hidden = failing
+    engine.forward = failing
     ids = [engine.add_request([7, 8], SamplingParams(9)) for _ in range(2)]
     failures = 0
     while engine.has_unfinished():
@@ -260,7 +255,7 @@ def test_a_model_that_raises_loses_no_token(random_model):
 
 
 def test_an_interrupt_in_a_users_function_loses_no_token(random_model):
-    right = serve(iteration_engine(random_model, "chunked", num_slots=256), [Job([7, 8], SamplingParams(9))] * 3)
+    right = serve(iteration_engine(random_model, "chunked", num_slots=256), [Ask([7, 8], SamplingParams(9))] * 3)
     engine = late_engine(random_model, num_slots=256)
 
     def interrupt(tokens):
@@ -280,11 +275,11 @@ def test_an_interrupt_in_a_users_function_loses_no_token(random_model):
 
 def test_graphs_and_overlap_together(random_model):
     rng = random.Random(3)
-    jobs = [
-        Job([rng.randrange(6, 300) for _ in range(n + 1)], SamplingParams(rng.randint(1, 20)), arrival=float(n % 5))
+    asks = [
+        Ask([rng.randrange(6, 300) for _ in range(n + 1)], SamplingParams(rng.randint(1, 20)), arrival=float(n % 5))
         for n in range(9)
     ]
-    right = serve(iteration_engine(random_model, "chunked", num_slots=200), jobs)
+    right = serve(iteration_engine(random_model, "chunked", num_slots=200), asks)
     engine = with_graphs(late_engine(random_model, num_slots=200))
-    assert [result(output) for output in serve(engine, jobs)] == [result(output) for output in right]
-    assert engine.graphs.capture.plays > 10 and engine._fetch.most == 2
+    assert [result(output) for output in serve(engine, asks)] == [result(output) for output in right]
+    assert engine.forward.capture.plays > 10 and engine.fetch.most == 2
