@@ -3,7 +3,7 @@
 # make demo   every stage on one workload: the scoreboard, the answers, and out/timeline.html
 PYTHON ?= python3
 BIN := .venv/bin
-# Jupyter refuses to run as root unless told, and in a container everybody is root
+# Jupyter refuses to run as root unless told, and in a container the user often is root
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 # How many workers share the tests. Each takes whole files, those with slow tests first: see tests/conftest.py.
 WORKERS ?= 2

@@ -12,7 +12,7 @@ class Ablated(Chunked):
     chunking: False runs a prompt whole, past the budget if need be ("hybrid only").
     mixing: False lets iterations of prompts and of decodes take turns ("chunked only").
     admit_first_chunk: True admits a prompt when its first chunk fits, and not the whole: many requests are let in, and
-        then drive each other out (a preemption storm, kept to be looked at).
+        then preempt each other (a preemption storm, kept for lessons).
 
     Raises ValueError for a choice that is neither True nor False.
     """

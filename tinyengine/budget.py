@@ -69,9 +69,9 @@ def choose_budget(
 ) -> int:
     """The largest token budget whose iteration takes at most `tbt_target` seconds.
 
-    It is the total of a batch, decodes and chunk together, that is a multiple of `align`: a chunk rounded by itself
-    would leave the total beside the tiles, and the end of a prompt without a turn. A promise that cannot be kept gives
-    `minimum`, never 0, or no prompt would ever be read.
+    The total of a batch, decodes and chunk together, is a multiple of `align`. (A chunk that is rounded by itself
+    would leave the total off the tiles, and could leave no tokens for the end of a prompt.) A promise that cannot be
+    kept gives `minimum`, never 0, or no prompt would ever be read.
 
     Raises ValueError for a target that is not above 0, and limits that are out of order.
     """
@@ -125,7 +125,7 @@ class AdaptiveBudget:
         self.tbt_target = tbt_target
         self.limits = {"minimum": minimum, "align": align, "maximum": maximum}
         self.tokens = choose_budget(line, tbt_target, **self.limits)
-        self._ratios = deque([1.0] * 4, maxlen=self.WINDOW)  # the profile's own word, until it is outvoted
+        self._ratios = deque([1.0] * 4, maxlen=self.WINDOW)  # as the profile says, until measurements outvote it
 
     def observe(self, n_tokens: int, seconds: float):
         """An iteration of `n_tokens` has taken `seconds`. A number that is no time is passed over."""

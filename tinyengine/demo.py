@@ -15,7 +15,7 @@ from tinyengine.model.load import load_model
 from tinyengine.stages import STAGES
 from tinyengine.workload import Workload, workload
 
-# What a stage changes shows in one of them: who runs, the padding and the budget, the K/V memory.
+# What a stage changes shows in one of them: which requests run, the padding and the budget, the K/V memory.
 VIEWS = ("slots", "batch", "memory")
 COLUMNS = (
     *("\nstage", "iter-\nations", "idle\nsteps", "padded\nrows", "K/V held\n/used"),

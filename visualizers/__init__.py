@@ -5,8 +5,8 @@ where no widget runs (GitHub, a notebook that is not trusted). `.to_html(path)`,
 write files. `live(engine)` runs an engine in a thread and draws it meanwhile. The plots that papers have are in plots.
 
 views, of both: what is shown at first, any of
-    "slots"     who is in which batch slot        "batch"     rows of each iteration by kind, and its duration
-    "requests"  each request's wait and life      "memory"    who holds which part of the K/V arena
+    "slots"     which request has which batch slot "batch"     rows of each iteration by kind, and its duration
+    "requests"  each request's wait and life      "memory"    which request holds which K/V slots
     "text"      the outputs as they grow          "flat"      one iteration's stream of tokens, and its masks
 iteration, of both: where the playhead stands at first, counted from 1 as in the picture; at the end if None. expected,
 of both: a Trace, or token ids by request id; the first token that differs from them is marked.

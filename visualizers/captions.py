@@ -31,7 +31,7 @@ class Stall:
 
 
 def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]], stalls: list[Stall]) -> list[str]:
-    """entered: per iteration, {request id: (batch slot, who had it before)}."""
+    """entered: per iteration, {request id: (batch slot, the request that had it before)}."""
     events, late = defaultdict(list), defaultdict(list)
     for event in trace.events:
         events[event.iteration, event.kind].append(event)
@@ -47,7 +47,7 @@ def captions(trace: Trace, entered: list[dict[str, tuple[int, str | None]]], sta
 def _sentence(
     trace: Trace, number: int, iteration: Iteration, waiting: int, entered: dict, events: dict, late: list[Stall]
 ) -> str:
-    """In the order in which it happened: who left and came before the forward pass, what ran, who ended with it."""
+    """In the order in which it happened: requests that left and came before the forward pass, what ran, what ended."""
     cached = {event.request_id: event.cached for event in events[number, "admit"]}
     held = iteration.memory
     parts = [

@@ -13,8 +13,8 @@ What is sent, and nothing else is drawn:
         "runs": [[row, request, phase, iteration, length, start, n_tokens, tokens, draft, recomputed], ...],
         "held": [[row, request, first, end], ...],       in the batch, but no tokens of the budget were left for it
         "preempted": [[row, request, first, end], ...],  its old row, until it or another request runs there
-        "batch": [[iteration, gone, come], ...],         who ran, in batch order, where it differs from before
-        "waiting": [[iteration, gone, come], ...],       who waited, in queue order, likewise
+        "batch": [[iteration, gone, come], ...],         the ids that ran, in batch order, where they change
+        "waiting": [[iteration, gone, come], ...],       the ids that waited, in queue order, likewise
         "events": [[iteration, kind, request, detail, cached], ...],
         "stalls": [[first, end, times, [request, ...]], ...],  from a token in `first` to the next one in `end`, that is
                                                          `times` the usual gap, for a cause that the caption names
@@ -179,7 +179,7 @@ def _changes(lists: Iterable[tuple[str, ...]], index: dict[str, int]) -> list[li
         still, was = set(now), set(before)
         stay = [request_id for request_id in before if request_id in still]
         if stay != [request_id for request_id in now if request_id in was]:
-            stay, was = [], set()  # those who stay have changed places: all leave and come
+            stay, was = [], set()  # those that stay have changed places: all leave and come
         left = [index[request_id] for request_id in before if not stay or request_id not in still]
         come = [[place, index[request_id]] for place, request_id in enumerate(now) if request_id not in was]
         changes.append([number, left, come])

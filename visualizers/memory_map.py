@@ -1,4 +1,5 @@
-"""Who holds which part of the arena, and when: from a Trace to what is sent, and from that to numbers. Pure Python.
+"""Which request holds which part of the arena, and when: from a Trace to what is sent, and from that to numbers. Pure
+Python.
 
 A holding is what one request holds from its admission to its end (or its preemption):
 

@@ -13,14 +13,22 @@ def test_a_prediction_is_scored(capsys):
     shown = capsys.readouterr().out.splitlines()
     assert shown == [
         "How many iterations? Your prediction: 500 iterations.",
-        "Predicted 500 iterations, measured 672 iterations, 172 below: the right order.",
+        "Predicted 500 iterations, measured 672 iterations, 172 below: within a factor of 2.",
         "Predicted 500 iterations, measured 500 iterations: exact.",
     ]
 
 
 @pytest.mark.parametrize(
     "measured, verdict",
-    [(105, "within 10 %"), (0, "far off"), (300, "the right order"), (10, "far off"), (120, "within 25 %")],
+    [
+        (105, "within 10 %"),
+        (0, "far off"),
+        (150, "within a factor of 2"),
+        (60, "within a factor"),
+        (10, "far off"),
+        (201, "far off"),
+        (120, "within 25 %"),
+    ],
 )
 def test_verdicts(capsys, measured, verdict):
     predict("n?", 100).score(measured)

@@ -1,5 +1,5 @@
-"""The parts of a step, wrapped from outside: the engine has no instruments. A timer says whose time it is, a range of
-torch's profiler for which part a GPU worked."""
+"""The parts of a step, wrapped from outside: the engine has no instruments. A timer says how long a part took, a range
+of torch's profiler for which part a GPU worked."""
 
 import copy
 from collections import Counter
@@ -28,7 +28,7 @@ Wrap = Callable[[Callable, str], Callable]
 
 
 class Meter:
-    """Whose time it is: every moment belongs to the innermost part under way."""
+    """Time by part: every moment belongs to the innermost part that runs."""
 
     def __init__(self):
         self.seconds: Counter[str] = Counter()

@@ -25,18 +25,19 @@ class Prediction:
         """Say how far the prediction was from the measured number."""
         unit = f" {self.unit}" if self.unit else ""
         gap = abs(self.number - measured)
-        share = gap / abs(measured) if measured else (math.inf if gap else 0.0)
-        verdict = next(words for limit, words in VERDICTS if share <= limit)
+        low, high = sorted((self.number, measured))
+        ratio = 1.0 if gap == 0 else high / low if low > 0 else math.inf
+        verdict = next(words for limit, words in VERDICTS if ratio <= limit)
         away = "" if gap == 0 else f", {number_text(gap)} {'above' if self.number > measured else 'below'}"
         plain = f"Predicted {number_text(self.number)}{unit}, measured {number_text(measured)}{unit}{away}: {verdict}."
         publish(plain, **{"text/markdown": plain.replace(verdict, f"**{verdict}**")})
 
 
-VERDICTS = [
-    (0.0, "exact"),
-    (0.1, "within 10 %"),
-    (0.25, "within 25 %"),
-    (1.0, "the right order"),
+VERDICTS = [  # by the larger of the two numbers / the smaller
+    (1.0, "exact"),
+    (1.1, "within 10 %"),
+    (1.25, "within 25 %"),
+    (2.0, "within a factor of 2"),
     (math.inf, "far off, so this is the place to learn something"),
 ]
 

@@ -162,8 +162,8 @@ class Watch:
         self.faults.setdefault(rule, f"{self.here()}: {sentence}")
 
     def look(self, scheduler, queue, ran, plan) -> None:
-        """Notes what this iteration breaks. queue, ran: who waited and who ran before it. Raises Halt where the run
-        cannot go on."""
+        """Notes what this iteration breaks. queue, ran: the requests that waited and that ran before it. Raises Halt
+        where the run cannot go on."""
         self.look_at_form(plan)
         self.look_at_plan(scheduler, plan)
         self.look_at_places(scheduler, queue, plan)
@@ -225,7 +225,7 @@ class Watch:
             self.note("plan", f"the plan is empty, and {some(number, 'request')} wait{'s' * (number == 1)}")
 
     def look_at_memory(self, waiting, running) -> None:
-        """Who runs holds memory, granted once; who waits holds none."""
+        """A request that runs holds memory, granted once; one that waits holds none."""
         granted = self.memory.granted
         for request in running:
             if not request.table:

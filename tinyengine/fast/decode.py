@@ -28,8 +28,8 @@ def why_not(engine) -> str | None:
 
 
 class DecodeInOneCall(Forward):
-    """The model on batches in which no request has more new tokens than are best done one by one, nor all together more
-    than one thread should do."""
+    """The model on small batches: no request has more than FEW_QUERIES new tokens, and one thread computes them all at
+    least as fast as several."""
 
     def __init__(self, engine):
         from tinyengine.fast.kernels.cpu import decode  # imported here: it needs numba
@@ -47,7 +47,7 @@ class DecodeInOneCall(Forward):
         where = batch.cu_seqlens_q, batch.seqused_k, batch.block_table
         try:
             hidden = self._kernel.hidden_states(self._weights, *(part.numpy() for part in rows + where), *self._arena)
-        except IndexError:  # layer by layer it is asked again, and says of what
+        except IndexError:  # again, layer by layer, where the error says what was out of range
             return self.otherwise(batch)
         return torch.from_numpy(hidden)[batch.last]
 

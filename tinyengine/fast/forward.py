@@ -28,6 +28,6 @@ class Forward:
         raise NotImplementedError
 
     def _parts(self) -> tuple:
-        """What may be replaced after an engine was made, and must then be heard."""
+        """What a user may replace after an engine was made: then this no longer suits."""
         engine = self.engine
         return engine.model, engine.attention, engine.attention.cache, engine.operators, torch.get_num_threads()

@@ -38,8 +38,8 @@ class LoopOperators(Operators):
 
 
 class Packed(LoopOperators):
-    """And a second copy of the weights, in the order in which a product reads them: nothing is to be rearranged in a
-    call. F.linear does without in float32, and was slower where this was tried (`bench profile`)."""
+    """And a second copy of the weights, in the order in which a product reads them, so that no call rearranges them.
+    (F.linear keeps no such copy in float32, and was slower where it was measured: `bench profile`.)"""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__(model)

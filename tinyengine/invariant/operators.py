@@ -22,8 +22,9 @@ class InvariantOperators(Operators):
         return super().linear(pad_rows(x, self.tile_rows), weight)[: len(x)]
 
     def swiglu(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """torch's own silu computes what is left of a row after whole vectors with another exp, and a border between
-        two threads can leave something anywhere. exp by itself has one way only, and the rest is rounded exactly."""
+        """torch's own silu computes the end of a row, past its last whole vector, with another exp, and where two
+        threads share the work such an end can be anywhere. exp alone is computed in one way, and all else is rounded
+        exactly."""
         gate, up = gate_up.float().chunk(2, dim=-1)
         weight = gate.neg().exp_().add_(1)
         return torch.div(gate, weight, out=weight).mul_(up).to(gate_up.dtype)

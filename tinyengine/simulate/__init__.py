@@ -1,5 +1,5 @@
-"""The simulator: the engine's own schedulers and memories, with a cost model in the model's place and a clock that only
-that moves. No torch, no wall clock; a million requests on a laptop.
+"""The simulator: the engine's own schedulers and memories, with a cost model in the model's place, which also
+moves the clock. No torch, no wall clock; a million requests on a laptop.
 
     >>> from tinyengine.memory import Slots
     >>> from tinyengine.scheduler import Orca

@@ -86,5 +86,5 @@ def takes_turns(scheduler: Scheduler) -> bool:
 
 
 def learns(scheduler: Scheduler) -> bool:
-    """Whether its budget is another one after each iteration."""
+    """Whether its budget changes after each iteration."""
     return isinstance(scheduler, Adaptive) and scheduler.budget is not None

@@ -35,7 +35,7 @@ const CONTROLS = `
   <span class="te-buttons"><span class="te-name">zoom</span>${button("out", "out", "Zoom out (minus)")}${button("in", "in", "Zoom in (plus)")}</span>
   <button type="button" data-act="engine" data-testid="engine" hidden>Pause the engine</button>
 </div>
-<div class="te-bar te-options" role="group" aria-label="Views"><span class="te-name">show, as many as you like</span><span class="te-buttons te-views"></span></div>`;
+<div class="te-bar te-options" role="group" aria-label="Views"><span class="te-name">views</span><span class="te-buttons te-views"></span></div>`;
 const FIGURES = [
   ["iteration", "iteration"], ["running", "running"], ["waiting", "waiting"], ["idle", "idle slot-steps so far"],
   ["padding", "padding rows so far"], ["tokens", "tokens out so far"],

@@ -90,7 +90,7 @@ class Engine {
 
 const STRIDE = 64;
 
-// A list that changes: who waits, or who runs. frames.py sends the changes. Every STRIDE-th list is kept, and the newest
+// A list that changes: the requests that wait, or that run. frames.py sends the changes. Every STRIDE-th list is kept, and the newest
 // one that was asked for: all of them would be the square of a long queue.
 class Lists {
   constructor(changes) {
@@ -119,7 +119,7 @@ class Lists {
   }
 }
 
-// The newcomers [place, request], in order of their places, among those who stayed.
+// The newcomers [place, request], in order of their places, among the requests that stayed.
 function merge(stayed, come) {
   const merged = [], rest = stayed.values();
   let next = 0;

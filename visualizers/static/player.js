@@ -10,7 +10,7 @@ class Player extends Page {
     this.views = new Set(this.data.views);
     this.build(host);
     this.setClock("iteration");
-    // Before anybody presses play, the whole run is there to be read.
+    // Before play is pressed, the whole run is there to be read.
     this.move(this.data.iteration === null ? this.axis.last : this.data.iteration);
     this.watch();
   }

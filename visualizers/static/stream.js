@@ -29,7 +29,7 @@ class TextStream {
     if (!shown.length) this.node.append(element("div", "te-more", "no request has arrived"));
   }
 
-  // Who is followed, who runs, who ended last, who waits; in order of arrival, so that rows do not jump.
+  // The request that is followed, those that run, ended last, and wait; in order of arrival, so that rows do not jump.
   choose(i) {
     const { engine } = this, arrived = [...engine.lives.values()].filter((life) => life.arrive <= Math.max(i, 0));
     const rank = (life) => life.request === this.player.follow ? 0 : engine.runOf(life.request, i) ? 1
