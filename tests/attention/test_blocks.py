@@ -26,7 +26,7 @@ def layouts(draw):
 
 
 def scattered(layout):
-    """A plan whose tables are shuffled over an arena with blocks that nobody holds."""
+    """A plan whose tables are shuffled over an arena with blocks that no request holds."""
     block_size, _, _, shapes, seed = layout
     rng = random.Random(seed)
     sizes = [-(-(past + new) // block_size) for past, new in shapes]

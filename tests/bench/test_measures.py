@@ -95,7 +95,7 @@ def test_the_scheduler_is_measured_with_all_requests_decoding():
         assert 0 < row["schedule"] < row["both"] and 0 < row["commit"] < row["both"]
     for kind in scheduler.SCHEDULERS:
         made = scheduler._decoding(kind, running=8, steps=20)
-        for _ in range(20):  # to the last step all decode, and nobody ends
+        for _ in range(20):  # to the last step all decode, and none ends
             plan = made.schedule()
             assert [n for _, n in plan] == [1] * 8
             assert not any(token.finish_reason for token in made.commit(plan, [1] * 8))

@@ -1,4 +1,4 @@
-"""A request's output is the same to the bit whoever runs beside it, wherever its blocks lie, however it is cut."""
+"""A request's output is the same to the bit whatever runs beside it, wherever its blocks lie, however it is cut."""
 
 import math
 from contextlib import nullcontext

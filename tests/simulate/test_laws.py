@@ -137,7 +137,7 @@ def test_work_is_conserved(name, work):
     arrivals = {request.arrival for request in trace.requests.values()}
     for iteration in trace.iterations:
         assert iteration.time == busy_until or (iteration.time > busy_until and iteration.time in arrivals)
-        if iteration.time > busy_until:  # it waited: so nobody was there
+        if iteration.time > busy_until:  # it waited: so there was no request
             ended = {event.request_id for event in trace.events if event.kind == "finish"}
             earlier = {key for key, request in trace.requests.items() if request.arrival < iteration.time}
             last = {

@@ -77,7 +77,7 @@ def test_a_small_trace_measured_by_hand():
     assert numbers.kv_waste == pytest.approx(1 - used / reserved)
     assert numbers.kv_fragmented == pytest.approx((0 + 1 + 1 + 0 + 0) / 50)
     assert numbers.kv_waste_past_last_block == numbers.kv_waste  # a slot is a block of one, and has no rest
-    assert numbers.goodput == pytest.approx(2 / 7.0)  # nobody was promised anything: all that finished count
+    assert numbers.goodput == pytest.approx(2 / 7.0)  # no request had a promise: all that finished count
     assert numbers.tokens_per_step == 1.0
     assert numbers.cached_tokens == numbers.recomputed_tokens == numbers.preemptions == 0
     assert numbers.draft_tokens == numbers.accepted_tokens == 0
