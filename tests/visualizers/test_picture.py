@@ -165,7 +165,7 @@ def legend_words(trace: Trace, view: str, iteration: int | None = None) -> list[
 
 
 def test_the_legend_lists_what_is_drawn_and_nothing_else():
-    full = run(Orca, sized((1, 1)), 1)  # one iteration: no batch slot idle, no wait, no gap between tokens, no token budget
+    full = run(Orca, sized((1, 1)), 1)  # one iteration: none idle, no wait, no gap between tokens, no token budget
     assert legend_words(full, "slots") == ["prefill"]
     assert legend_words(full, "requests") == ["prefill", "first token"]
     assert legend_words(full, "batch") == ["prefill", "duration"]
