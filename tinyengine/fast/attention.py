@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tinyengine.attention import Attend, KVCache, Padded
 from tinyengine.batch import Batch
-from tinyengine.fast.batch import flat, flat_with_tables
+from tinyengine.fast.batch import flat, flat_with_tables, rectangle
 from tinyengine.fast.kernels import cpu, cuda
 from tinyengine.fast.kernels.cuda import varlen
 from tinyengine.fast.operators import fastest
@@ -40,6 +40,7 @@ class FastPadded(Padded):
     """`Padded` as it is, but for what is done row by row."""
 
     backend = "torch"
+    layout = staticmethod(rectangle)
     operators = staticmethod(fastest)
 
     def __init__(self, cache: KVCache, split_kv: bool = True):

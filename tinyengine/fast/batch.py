@@ -8,9 +8,25 @@ from itertools import accumulate, chain
 import numpy as np
 import torch
 
+from tinyengine import batch as textbook
 from tinyengine.batch import Batch
 from tinyengine.memory import Blocks, Slots
 from tinyengine.scheduler import Plan
+
+
+class RangeBatch(Batch):
+    """A batch whose tables may be ranges: they are not gone through in Python."""
+
+    def slots(self, index: int) -> torch.Tensor:
+        table = self.tables[index]
+        if isinstance(table, range) and self.block_size == 1:
+            return torch.arange(table.start, table.stop, device=self.tokens.device)
+        return super().slots(index)
+
+
+def rectangle(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> RangeBatch:
+    """As `batch.rectangle`."""
+    return RangeBatch(**vars(textbook.rectangle(plan, memory, rows, device)))
 
 
 def flat(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
