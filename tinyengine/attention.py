@@ -20,11 +20,11 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class KVCache:
-    """The arena: `keys` and `values`, each [layers, blocks, block_size, kv_heads, head_dim]; a slot is a block."""
+    """The arena: `keys` and `values`, each [layers, blocks, block_size, kv_heads, head_dim]."""
 
     def __init__(self, config, n_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_hidden_layers, n_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        # Uninitialised: every slot is written before it is read, and on a CPU a page counts only when it is written.
+        # Uninitialised: a slot is written before its value counts, and on a CPU a page counts only when it is written.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
 

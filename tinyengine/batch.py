@@ -21,10 +21,10 @@ class Batch:
     counts: tokens of each request in this iteration (query lengths).
     lengths: tokens of each request in the arena when this iteration is done (key lengths).
     block_size: position p of a request is slot table[p // block_size] * block_size + p % block_size.
-    wanted: (request, n) of each row whose next token is wanted, and how many tokens come before that one.
-    last [len(wanted)]: those rows, long.
+    wanted: (request, n) of each row whose next token is wanted; n tokens stand before that next one.
+    last [len(wanted)]: the index of each such row, long.
 
-    Kernels read the same as tensors: cu_seqlens_q, seqused_k and block_table, named as in FlashAttention.
+    Attention over blocks reads these as tensors: cu_seqlens_q, seqused_k and block_table, named as in FlashAttention.
     """
 
     plan: Plan

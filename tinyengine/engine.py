@@ -34,9 +34,9 @@ class Engine:
     max_num_seqs: batch slots. max_num_batched_tokens: the token budget, of the stages that have one.
     num_slots: K/V slots of the arena; None estimates them from free device memory (CUDA) or CPU_KV_BYTES.
     block_size: slots of a block, of the stages that have blocks. clock: WallClock (seconds) or IterationClock.
-    seed: of the seeds of requests that bring none. trace: "full", how many of the newest iterations to keep, or None.
-    fast: True puts what tinyengine.fast has for this device in the place of the code of this file and of those that it
-        imports; False computes with exactly these, prints and hooks included. The tokens are the same.
+    seed: for requests without one of their own. trace: "full", how many of the newest iterations to keep, or None.
+    fast: True replaces layout, attention, operators, forward and draw by what tinyengine.fast has for this device.
+        False runs them as they stand here, prints included. The tokens are the same as far as the logits agree.
     options: further ones of the stage (tinyengine.extras) and, with fast, of tinyengine.fast.accelerate.
 
     outputs: by request id; pop what you have read. An id is free again when its output was popped and the trace does
@@ -119,8 +119,8 @@ class Engine:
     def step(self) -> list[StreamedToken]:
         """One iteration, and the tokens it gave; [] where it gave none or only waited for the next arrival.
 
-        It happens whole or not at all: if the model raises, or is interrupted, nothing is committed, and the next step
-        tries the same requests again.
+        It happens whole or not at all. If the model raises or is interrupted, nothing is computed or appended, and the
+        next step plans anew. An interrupt at its end replaces what it returns: `outputs` has those tokens.
         """
         self.outputs.settle()  # what an interrupted step has left
         self._receive(started := self.clock.now())  # the requests that have arrived join the queue
@@ -183,7 +183,7 @@ class Engine:
         return Stream(self, prompts, params)
 
     def _receive(self, now: float):
-        """Shows the scheduler each request whose time has come, and the trace what a failed iteration has changed."""
+        """Gives the scheduler the requests that have arrived, and lets the trace note what a failed step changed."""
         self.outputs.sweep()
         while (request := self.arrivals.first) and request.arrival <= now:
             self.scheduler.add(request)
@@ -192,7 +192,7 @@ class Engine:
         self.trace.hold(self.memory.holders)
 
     def _record(self, plan: Plan, tokens: Tokens, batch: Batch, started: float) -> Iteration:
-        """The iteration as the trace will show it. Clock and scheduler are asked here, before anything is committed."""
+        """Moves the clock on, tells the scheduler how long it took, and returns the iteration for the trace."""
         self.clock.iteration_done()
         duration, budget = self.clock.now() - started, self.scheduler.token_budget
         self.scheduler.observe(len(batch.tokens), duration)

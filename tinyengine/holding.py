@@ -26,7 +26,7 @@ class Holders:
         self._ranges: dict[str, tuple] = {}  # by id: a table, how long it was, and its ranges
 
     def holdings(self) -> dict[str, Holding]:
-        """What each request holds now, by id, in order of admission; a shared block appears with each holder."""
+        """What each request holds now, by id, in order of admission; a block of several requests appears with each."""
         ranges, size = {}, self.block_size
         for key, request in self.holders.items():
             table, length, known = self._ranges.get(key, (None, 0, ()))

@@ -135,7 +135,7 @@ class Blocks(Holders):
         return self.blocks(request.max_slots - 1) <= self.n_blocks  # no token attends to the last one
 
     def admit(self, request: Request, kept_free: int = 0) -> bool:
-        """Takes in a request if the blocks of all its tokens are free, beside `kept_free`. It gets them with `grow`."""
+        """Registers a request if the blocks of all its tokens are free, and `kept_free` more. `grow` gives them."""
         if self.blocks(len(request.tokens)) > len(self.free) - kept_free:
             return False
         self.holders[request.request_id] = request
@@ -157,7 +157,7 @@ class Blocks(Holders):
             return
         del self.holders[request.request_id]
         blocks, request.table = request.table, []
-        self._give_back(reversed(blocks))  # the end of a text is wanted again less often than its beginning
+        self._give_back(reversed(blocks))  # the beginning of a text stays longest
 
     def slots(self, request: Request, first: int, end: int) -> list[int]:
         """The slots of the request's positions first .. end - 1."""

@@ -1,4 +1,4 @@
-"""The row-wise arithmetic of the model, by torch. A stage brings its own: engines of different stages share a model."""
+"""The row-wise arithmetic of the model, by torch: an argument of the model, since the last stage brings its own."""
 
 import torch
 import torch.nn.functional as F
@@ -45,5 +45,5 @@ TORCH = Operators()
 
 
 def by_torch(model: torch.nn.Module) -> Operators:
-    """The operators of every stage but the last one."""
+    """The operators of every stage but the last one, which tests its own on the model."""
     return TORCH

@@ -126,7 +126,7 @@ class Outputs(dict):
         return isinstance(request_id, str) and any(request_id in place for place in places)
 
     def drop(self, request_ids: list[str]):
-        """Aborts these and forgets their outputs: now, or where a call is at work, before the next iteration."""
+        """Aborts these and forgets their outputs: now, or if a step is running, before the next one."""
         self._dropped.extend(request_ids)
         if not self._guard.is_held:
             with suppress(Busy), self._guard:
@@ -142,8 +142,8 @@ class Outputs(dict):
             self._dropped.popleft()
 
     def _write(self, token: Token):
-        """Appends a token and its text to the output, or withdraws one of a request that has ended since: in the middle
-        of several tokens, by a stop string."""
+        """Appends a token and its text to the output, or withdraws one of a request that has ended since: by a stop
+        string among several tokens of one step, or aborted in another's stop_when."""
         entry = self.open.get(token.request.request_id)
         if entry is None or entry.request is not token.request:
             self._trace.withdraw(token.request.request_id)

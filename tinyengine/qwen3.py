@@ -1,6 +1,6 @@
 """Qwen3 on a stream of tokens. All but attention treats rows one by one, so only `attend` knows of requests.
 
-Source: the Qwen3 technical report (arXiv 2505.09388); names and weights as in transformers' Qwen3ForCausalLM.
+Source: the Qwen3 technical report (arXiv 2505.09388); names as in transformers' Qwen3ForCausalLM.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A request. No torch: schedulers, simulator and widgets all run on this class."""
+"""A request. No torch: schedulers, memories and the simulator run on this class."""
 
 from dataclasses import dataclass, field
 
@@ -14,9 +14,8 @@ class Request:
 
     Progress is one integer: `computed`, the number of tokens whose K/V are in memory, chases `len(tokens)`. A whole
     prompt, a chunk of one, a decode step and a recompute after preemption differ only in the size of that gap (the
-    framing of vLLM v1's scheduler). Three parts of the engine write to a request: the scheduler sets where `computed`
-    begins (0, or behind a cached prefix), `Scheduler.commit` moves it and appends to `tokens`, the memory writes
-    `table`.
+    framing of vLLM v1's scheduler). Admission and preemption set where `computed` begins; `Scheduler.commit` moves it,
+    appends to `tokens` and ends the request; the memory writes `table`.
 
     guesses: how many of the last `tokens` are not known yet, but to be verified in this iteration.
     table: where its K/V live: block b of the request is block `table[b]` of the arena (a slot is a block of one).
@@ -61,7 +60,7 @@ class Request:
     @property
     def max_slots(self) -> int:
         """The K/V slots that it can come to need: Orca's n_max, prompt + max_tokens. (The last token needs none, since
-        no token attends to it. Orca reserves for it all the same, and so does this engine.)"""
+        no token attends to it. Orca reserves for it all the same, as `Slots` does.)"""
         return self.num_prompt_tokens + self.params.max_tokens
 
     @property

@@ -38,8 +38,8 @@ def sample(logits: torch.Tensor, batch: Batch, draw: Callable = draw) -> Tokens:
 
 
 def accept(request: Request, chosen: list[int]) -> list[int]:
-    """What a request with `guesses` gets of the tokens that were chosen behind its text and behind each of those: all
-    up to the first that is another than stands in its place, or that ends the request."""
+    """The tokens that a request keeps. chosen[i] is the model's choice behind its text and the first i of `guesses`.
+    Kept are all up to the first that differs from what stands in its place, or that ends the request, and that one."""
     place = len(request.tokens) - request.guesses
     for token in chosen:
         is_right = place < len(request.tokens) and token == request.tokens[place]

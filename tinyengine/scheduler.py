@@ -14,7 +14,7 @@ from tinyengine.queue import Queue
 from tinyengine.request import Request
 
 Plan = list[tuple[Request, int]]
-Tokens = list[int | None]
+Tokens = list[int | None]  # per request of a plan: the sampled token, or None where none is due
 
 
 class Token(NamedTuple):
@@ -28,7 +28,7 @@ class Token(NamedTuple):
 class Scheduler:
     """What every scheduler shares: a queue, the running requests, and `commit`.
 
-    memory: which request holds which K/V slots. max_num_seqs: most requests in a batch.
+    memory: Slots for Static and Orca, Blocks for Paged and Chunked. max_num_seqs: most requests in a batch.
     A subclass writes `schedule`. First come, first served goes by the order of `add`.
     Raises ValueError for a batch without room for a request.
     """
@@ -138,7 +138,7 @@ class Orca(Scheduler):
 
 
 class Paged(Scheduler):
-    """Blocks on demand: a request joins when the blocks of its whole prompt are free, and gets another block whenever
+    """Blocks on demand: a request joins when the blocks of all its tokens are free, and gets another block whenever
     its last one is full. Where there is none, the newest request gives all of its blocks back and goes to the front of
     the queue: its prompt and what it has generated are computed once more.
 
@@ -148,14 +148,14 @@ class Paged(Scheduler):
     memory: Blocks
 
     def schedule(self) -> Plan:
-        plan, queued = [], len(self.waiting)
+        plan, waited = [], len(self.waiting)
         while len(plan) < len(self.running):
             request = self.running[len(plan)]
             if self.memory.grow(request, len(request.tokens)):
                 plan.append((request, request.gap))
             else:
                 self._preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
-        while len(self.waiting) <= queued and self._admit_next():  # a step that preempts admits none
+        while len(self.waiting) <= waited and self._admit_next():  # a step that preempts admits none
             request = self.running[-1]
             self.memory.grow(request, len(request.tokens))
             plan.append((request, request.gap))
@@ -195,16 +195,16 @@ class Chunked(Paged):
         return self.max_num_batched_tokens
 
     def schedule(self) -> Plan:
-        plan, queued, budget = [], len(self.waiting), self.token_budget
+        plan, waited, budget = [], len(self.waiting), self.token_budget
         while len(plan) < len(self.running) and budget > 0:
             request = self.running[len(plan)]
-            n_tokens = min(request.gap, self._share(request, budget))
+            n_tokens = min(request.gap, self._share(request, budget))  # a chunk, where the budget is smaller
             if self.memory.grow(request, request.computed + n_tokens):
                 plan.append((request, n_tokens))
                 budget -= n_tokens
             else:
                 self._preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
-        while len(self.waiting) <= queued and budget > 0 and self._admit_next():  # a step that preempts admits none
+        while len(self.waiting) <= waited and budget > 0 and self._admit_next():  # a step that preempts admits none
             request = self.running[-1]
             n_tokens = min(request.gap, self._share(request, budget))
             self.memory.grow(request, request.computed + n_tokens)
@@ -213,5 +213,5 @@ class Chunked(Paged):
         return plan
 
     def _share(self, request: Request, budget: int) -> int:
-        """Most tokens that the request may have of what is left of the budget."""
+        """What the request may have of the budget that is left: here all of it; a subclass may give less."""
         return budget
