@@ -34,7 +34,7 @@ def accelerate(
 ):
     """Puts into a new engine what computes its stage fastest on its device. Parts that are no stage's stay.
 
-    attention_backend: of the stages that have blocks: "auto", or one of BACKENDS.
+    attention_backend: of paged and chunked: "auto", or one of BACKENDS.
     split_kv: on CUDA, several programs share the keys of a request where few long ones decode.
     cuda_graphs: decode steps are recorded and replayed (see DecodeGraphs); None does so where it can, True insists.
     compiled_decode: on a CPU, decode steps are one compiled call where they can (see DecodeInOneCall). False goes layer
