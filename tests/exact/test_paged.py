@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from helpers.serve import Alone, Job, iteration_engine, serve
+from helpers.serve import Alone, Ask, iteration_engine, serve
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
@@ -54,14 +54,14 @@ class Setup:
 
     stage: str
     options: dict
-    jobs: list[Job]
+    asks: list[Ask]
 
 
 def draw_setup(rng: random.Random, stage: str) -> Setup:
     """Anything goes. Half of the setups are a crowd in an arena that holds little more than its largest request."""
     crowd = rng.random() < 0.5
-    jobs = [
-        Job(
+    asks = [
+        Ask(
             rng.choice(PROMPTS),
             replace(
                 rng.choice(PARAMS),
@@ -75,13 +75,13 @@ def draw_setup(rng: random.Random, stage: str) -> Setup:
         )
         for _ in range(rng.randint(4, 8) if crowd else rng.randint(1, 8))
     ]
-    needed = max(len(job.prompt) + job.params.max_tokens for job in jobs)
+    needed = max(len(ask.prompt) + ask.params.max_tokens for ask in asks)
     options: dict = {"max_num_seqs": rng.randint(3, 6) if crowd else rng.randint(1, 6)}
     options["fast"] = fast = rng.random() < 0.6  # else the very code that lessons show
     if fast:
         options["compiled_decode"] = rng.random() < 0.7
     if STAGES[stage][1] is not Blocks:
-        return Setup(stage, {**options, "num_slots": needed + rng.randint(0, 100)}, jobs)
+        return Setup(stage, {**options, "num_slots": needed + rng.randint(0, 100)}, asks)
     block_size = 2 ** rng.randint(0, 5 if crowd else 8)
     options["block_size"] = block_size
     options["num_slots"] = (-(-needed // block_size) + rng.choice([0, 1] if crowd else [0, 1, 2, 5, 200])) * block_size
@@ -95,13 +95,13 @@ def draw_setup(rng: random.Random, stage: str) -> Setup:
         options["chunking"] = rng.random() < 0.8
         options["mixing"] = rng.random() < 0.8
         options["admit_first_chunk"] = rng.random() < 0.3
-    return Setup(stage, options, jobs)
+    return Setup(stage, options, asks)
 
 
 def run(model, setup: Setup):
     """The engine after the run, and its outputs."""
     engine = iteration_engine(model, setup.stage, **setup.options)
-    return engine, serve(engine, setup.jobs)
+    return engine, serve(engine, setup.asks)
 
 
 def assert_within_budget(engine, setup: Setup):
@@ -138,7 +138,7 @@ def test_any_setup_gives_the_tokens_of_each_request_alone(pair, stage):
         setup = draw_setup(rng, stage)
         note(repr(setup))
         engine, outputs = run(model, setup)
-        assert [output.token_ids for output in outputs] == [alone(job.prompt, job.params) for job in setup.jobs]
+        assert [output.token_ids for output in outputs] == [alone(ask.prompt, ask.params) for ask in setup.asks]
         assert_within_budget(engine, setup)
         metrics = measure(engine.trace)
         seen.update(
@@ -197,12 +197,12 @@ def again(first: int, last: int) -> str:
 def test_guesses_that_come_true_save_steps_and_change_nothing(embedded, stage, prefix):
     model, alone = embedded
     params = SamplingParams(max_tokens=80)
-    jobs = [Job(again(first, last), params, first) for first, last in ((7, 31), (10, 33), (6, 20), (12, 34))]
+    asks = [Ask(again(first, last), params, first) for first, last in ((7, 31), (10, 33), (6, 20), (12, 34))]
     iterations = []
     for num_speculative_tokens in (0, 4):
         options = {"num_slots": 400, "num_speculative_tokens": num_speculative_tokens, "enable_prefix_caching": prefix}
         engine = iteration_engine(model, stage, **options)
-        for output in serve(engine, jobs):
+        for output in serve(engine, asks):
             assert output.token_ids == alone(output.prompt_token_ids, params), output.text
         iterations.append(len(engine.trace.iterations))
         assert (measure(engine.trace).tokens_per_step > 2) == (num_speculative_tokens > 0)
@@ -213,15 +213,15 @@ def test_guesses_that_come_true_save_steps_and_change_nothing(embedded, stage, p
 def test_a_seeded_request_says_the_same_in_any_company(embedded, stage):
     """Alone; in a crowd; with guesses; after it lost its memory."""
     model, _ = embedded
-    job = Job(again(7, 15), SamplingParams(max_tokens=40, temperature=1.5, seed=5, ignore_eos=True))
-    crowd = [Job(chat(f"Count from {n} to 40."), SamplingParams(max_tokens=60), n / 4) for n in (1, 2, 5, 9)]
-    greedy = replace(job, params=replace(job.params, temperature=0.0))
-    alone, other = (serve(iteration_engine(model, "static", num_slots=512), [own])[0] for own in (job, greedy))
+    ask = Ask(again(7, 15), SamplingParams(max_tokens=40, temperature=1.5, seed=5, ignore_eos=True))
+    crowd = [Ask(chat(f"Count from {n} to 40."), SamplingParams(max_tokens=60), n / 4) for n in (1, 2, 5, 9)]
+    greedy = replace(ask, params=replace(ask.params, temperature=0.0))
+    alone, other = (serve(iteration_engine(model, "static", num_slots=512), [own])[0] for own in (ask, greedy))
     assert alone.token_ids != other.token_ids
     for num_speculative_tokens in (0, 4):
         options = {"num_slots": 184, "block_size": 8, "num_speculative_tokens": num_speculative_tokens}
         engine = iteration_engine(model, stage, **options)
-        *_, output = serve(engine, [*crowd, replace(job, arrival=6)])  # the newest: it is the one that is driven out
+        *_, output = serve(engine, [*crowd, replace(ask, arrival=6)])  # the newest: it is the one that is driven out
         assert output.token_ids == alone.token_ids
         assert any(event.kind == "preempt" and event.request_id == output.request_id for event in engine.trace.events)
         guesses = [span for i in engine.trace.iterations for span in i.spans if span.request_id == output.request_id]
@@ -416,7 +416,7 @@ def wrong(model, alone, setups: list[Setup]) -> list[str]:
             raise  # the fault no longer fits the code that it is planted in
         except Exception as error:
             return [f"{type(error).__name__}: {error}"]
-        if [output.token_ids for output in outputs] != [alone(job.prompt, job.params) for job in setup.jobs]:
+        if [output.token_ids for output in outputs] != [alone(ask.prompt, ask.params) for ask in setup.asks]:
             return ["other tokens"]
     return []
 
@@ -426,8 +426,8 @@ def setups(pair):
     """Setups whose right answers are known: some come from this very package, before a fault is planted in it."""
     rng = random.Random(11)
     drawn = [draw_setup(rng, stage) for stage in ("chunked", "paged") * 20]
-    for job in (job for setup in drawn for job in setup.jobs):
-        pair[1](job.prompt, job.params)
+    for ask in (ask for setup in drawn for ask in setup.asks):
+        pair[1](ask.prompt, ask.params)
     return drawn
 
 

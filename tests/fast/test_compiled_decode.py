@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.serve import Job, assert_nothing_left, iteration_engine, serve
+from helpers.serve import Ask, assert_nothing_left, iteration_engine, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +91,7 @@ def test_no_bit_differs_from_the_model_layer_by_layer(
     spy = Spy(engine)
     text = [rng.randrange(6, 300) for _ in range(5)]
     serve(engine, [
-        Job(text * rng.randint(1, 9), SamplingParams(max_tokens=rng.randint(2, 12), ignore_eos=True))
+        Ask(text * rng.randint(1, 9), SamplingParams(max_tokens=rng.randint(2, 12), ignore_eos=True))
         for _ in range(max_num_seqs + 2)
     ])  # fmt: skip
     assert spy.rows and max(spy.rows) <= max_num_seqs * FEW_QUERIES
@@ -102,7 +102,7 @@ def test_no_bit_differs_from_the_model_layer_by_layer(
 def test_decodes_are_compiled_and_prompts_are_not(random_model, stage):
     engine = iteration_engine(random_model, stage, num_slots=256)
     spy = Spy(engine)
-    serve(engine, [Job([7] * 20, SamplingParams(max_tokens=5, ignore_eos=True))])
+    serve(engine, [Ask([7] * 20, SamplingParams(max_tokens=5, ignore_eos=True))])
     assert spy.rows == [1] * 4
     assert not is_one_call(Engine(random_model, stage, num_slots=256, compiled_decode=False))
     with pytest.raises(ValueError, match="compiled_decode is 1, but must be True or False"):
@@ -146,7 +146,7 @@ def test_with_more_threads_few_rows_of_a_small_model_are_compiled(random_model, 
     torch.set_num_threads(2)
     engine = iteration_engine(random_model, "chunked", num_slots=256)
     spy = Spy(engine)
-    serve(engine, [Job([9] * 9, SamplingParams(max_tokens=4 + 3 * n, ignore_eos=True)) for n in range(4)])
+    serve(engine, [Ask([9] * 9, SamplingParams(max_tokens=4 + 3 * n, ignore_eos=True)) for n in range(4)])
     assert spy.rows == [3] * 3 + [2] * 3 + [1] * 3  # four decodes at once are left to several threads
 
 

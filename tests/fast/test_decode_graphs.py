@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.kernels import interpreted
 from helpers.recorder import Recordable, with_graphs
-from helpers.serve import Job, assert_nothing_left, iteration_engine, serve
+from helpers.serve import Ask, assert_nothing_left, iteration_engine, serve
 
 from tinyengine import Engine, SamplingParams
 from tinyengine.attention import KVCache, PagedAttention
@@ -17,10 +17,10 @@ from tinyengine.fast import choose, graphs
 from tinyengine.fast.attention import ByTorch, ByTriton
 
 
-def jobs(n=13, seed=0, longest=30, **params):
+def asks(n=13, seed=0, longest=30, **params):
     rng = random.Random(seed)
     return [
-        Job(
+        Ask(
             [rng.randrange(6, 300) for _ in range(rng.randint(1, 40))],
             SamplingParams(max_tokens=rng.randint(2, longest), **{"ignore_eos": index % 2 == 0, **params}),
             arrival=float(index if index > 5 else 0),
@@ -59,7 +59,7 @@ def test_sizes_are_those_of_the_field_and_end_with_the_largest_batch():
 
 
 def test_tokens_are_the_same_at_every_batch_size(random_model):
-    engine = compare(random_model, jobs())
+    engine = compare(random_model, asks())
     batches = {len(one.spans) for one in pure_decodes(engine.trace)}
     assert len(batches) > 6 and {rows for rows, _ in engine.forward.graphs} == {
         next(size for size in (1, 2, 4, 8, 11) if size >= n) for n in batches
@@ -80,8 +80,8 @@ def test_tokens_are_the_same_at_every_batch_size(random_model):
     ids=str,
 )
 def test_tokens_are_the_same_under_every_scheduler(random_model, options):
-    work = jobs(10, seed=1)
-    work += [Job(job.prompt * 2, job.params, arrival=20.0 + index) for index, job in enumerate(work)]  # shared prefixes
+    work = asks(10, seed=1)
+    work += [Ask(ask.prompt * 2, ask.params, arrival=20.0 + index) for index, ask in enumerate(work)]  # shared prefixes
     engine = compare(random_model, work, **options)
     kinds = {event.kind for event in engine.trace.events}
     assert "preempt" in kinds if options.get("num_slots") == 160 else True
@@ -93,7 +93,7 @@ def test_tokens_are_the_same_under_every_scheduler(random_model, options):
 
 def test_a_table_that_outgrows_its_bucket_gets_the_next_one(random_model, monkeypatch):
     monkeypatch.setattr(graphs, "LEAST_CONTEXT", 16)
-    engine = compare(random_model, [Job([7, 8, 9], SamplingParams(max_tokens=70, ignore_eos=True))], block_size=4)
+    engine = compare(random_model, [Ask([7, 8, 9], SamplingParams(max_tokens=70, ignore_eos=True))], block_size=4)
     assert sorted(engine.forward.graphs) == [(1, 4), (1, 8), (1, 16), (1, 32)]
 
 
@@ -103,8 +103,8 @@ def test_drawn_and_penalised_tokens_are_the_same(random_model):
 
 def drawn_jobs():
     return [
-        Job(job.prompt, SamplingParams(max_tokens=12, temperature=n % 2, seed=n, repetition_penalty=1.0 + n / 10))
-        for n, job in enumerate(jobs(6))
+        Ask(ask.prompt, SamplingParams(max_tokens=12, temperature=n % 2, seed=n, repetition_penalty=1.0 + n / 10))
+        for n, ask in enumerate(asks(6))
     ]
 
 
@@ -144,10 +144,10 @@ def test_two_batches_in_a_row_each_get_their_own_result(random_model):
 
 
 def test_an_aborted_request_and_a_failing_model_leave_the_graphs_as_they_are(random_model):
-    work = jobs(4, longest=12)
+    work = asks(4, longest=12)
     right = [output.token_ids for output in serve(iteration_engine(random_model, "chunked", num_slots=512), work)]
     engine = with_graphs(iteration_engine(random_model, "chunked", num_slots=512))
-    ids = [engine.add_request(job.prompt, job.params) for job in [*work, work[0]]]
+    ids = [engine.add_request(ask.prompt, ask.params) for ask in [*work, work[0]]]
     forward, calls = engine.forward, iter([0, 0, 0, 1, 0, 0, 1])
 
     def failing(batch):
@@ -279,7 +279,7 @@ def test_the_kernels_behind_the_graphs_give_the_tokens_of_torch(random_model, tr
 
         return replay, out
 
-    work = [Job([7] * 61 + [9, 8], SamplingParams(max_tokens=5)), Job([20, 30], SamplingParams(max_tokens=3))]
+    work = [Ask([7] * 61 + [9, 8], SamplingParams(max_tokens=5)), Ask([20, 30], SamplingParams(max_tokens=3))]
     right = serve(iteration_engine(random_model, "chunked", num_slots=256), work)
     engine = with_graphs(iteration_engine(random_model, "chunked", num_slots=256), rerun, ByTriton)
     assert [one.token_ids for one in serve(engine, work)] == [one.token_ids for one in right]

@@ -72,6 +72,11 @@ def workloads(draw, largest: int = 20):
     return requests, arrivals, n_blocks, block_size
 
 
+def n_sure_of(plan) -> int:
+    """Tokens of the plan that are no guesses."""
+    return sum(n_tokens - request.guesses for request, n_tokens in plan)
+
+
 def sure(request: Request) -> int:
     """How many tokens it has, but for those that are only guessed."""
     return len(request.tokens) - request.guesses
@@ -195,62 +200,77 @@ class Drive:
         return accept(request, chosen) if request.guesses else chosen[0]
 
     def judge(self, plan, running, waiting, budget) -> Step:
-        scheduler, memory, size = self.scheduler, self.memory, self.memory.block_size
-        batch = [request for request, _ in plan]
+        scheduler = self.scheduler
         before = [request for request, _ in running]
         admitted = [request for request in waiting if request in scheduler.running]
         preempted = [request for request in before if request not in scheduler.running]
         rest = [request for request in before if request in scheduler.running]
-        whole, mixing = not isinstance(scheduler, Chunked) or not self.chunking, self.mixing
-        assert plan, "idle while work waits"
-        # the plan
-        assert len(set(batch)) == len(batch) <= len(scheduler.running) <= scheduler.max_num_seqs
-        assert set(batch) <= set(scheduler.running)
-        assert batch == [r for r in rest if r in batch] + admitted, "those that run come first, then those that waited"
-        n_all = sum(n_tokens for _, n_tokens in plan)
-        n_sure = n_all - sum(request.guesses for request in batch)
-        for request, n_tokens in plan:
-            assert 1 <= n_tokens <= request.gap
-            assert n_tokens == request.gap or not whole
-            assert request.computed + n_tokens <= len(request.table) * size
-            assert request.guesses <= self.guesses
-            if request.guesses:
-                assert n_tokens == request.gap == request.guesses + 1 and request.computed >= request.num_prompt_tokens
-                assert len(request.tokens) < request.max_slots, "a guess past the end"
         prompts = {request.request_id for request, _ in plan if self.prefills(request)}
         could = tuple(any(self.prefills(request) is kind for request in rest) for kind in (True, False))
-        # the budget
-        if budget is not None:
-            past = [n_tokens for request, n_tokens in plan if whole and request.request_id in prompts]
-            assert n_all - sum(past) <= budget and n_all - (past[-1] if past else 0) < budget + (not past)
-            if not whole and mixing and n_sure < budget and not preempted:
-                assert batch == rest + admitted and all(n_tokens == request.gap for request, n_tokens in plan)
-        if mixing and (budget is None or (not whole and budget >= len(rest))):
-            assert set(rest) <= set(batch), "a request that runs stalls"
-        # which requests are admitted, and which are preempted
-        for queue in (scheduler.running, list(scheduler.waiting)):
-            assert queue == sorted(queue, key=self.urgency)
-        assert preempted == before[len(rest) :], "the victims are those served last"
-        assert admitted == waiting[: len(admitted)]
-        assert not (preempted and admitted), "a request was admitted in a step that preempted"
-        for request in (*scheduler.waiting,):
-            assert request.computed == 0 and request.table == [] and request.guesses == 0
-        owed = sum(memory.missing(request, sure(request)) for request in scheduler.running)
-        if admitted and not getattr(scheduler, "admit_first_chunk", False):
-            assert owed <= len(memory.free), "more was let in than fits"
-        room = len(scheduler.running) < scheduler.max_num_seqs and (budget is None or n_sure < budget)
-        if scheduler.waiting and not preempted and mixing and room and not self.caching:  # newcomers before guesses
-            free = len(memory.free) + self.taken_for_guesses(dict(running), batch) - owed
-            assert memory.blocks(len(scheduler.waiting[0].tokens)) > free, "the head would fit"
-        if mixing and not self.caching and (budget is None or len(before) <= budget):
+        self.judge_plan(plan, rest + admitted)
+        self.judge_budget(plan, budget, rest, admitted, preempted)
+        self.judge_queues(before, waiting, rest, admitted, preempted)
+        self.judge_room(plan, budget, dict(running), admitted, preempted)
+        if self.mixing and not self.caching and (budget is None or len(before) <= budget):
             self.judge_victims(dict(running), rest, preempted)
         for request in admitted:
-            assert request.computed % size == 0 and request.computed < len(request.tokens)
+            assert request.computed % self.memory.block_size == 0 and request.computed < len(request.tokens)
             assert request.computed == 0 or self.caching
             self.cached += request.computed
         rows = [(request.request_id, n_tokens, request.guesses) for request, n_tokens in plan]
         names = [[request.request_id for request in group] for group in (admitted, preempted)]
         return Step(rows, *names, prompts, could, budget)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a prompt is never cut."""
+        return not isinstance(self.scheduler, Chunked) or not self.chunking
+
+    def judge_plan(self, plan, in_order: list[Request]):
+        scheduler, batch = self.scheduler, [request for request, _ in plan]
+        assert plan, "idle while work waits"
+        assert len(set(batch)) == len(batch) <= len(scheduler.running) <= scheduler.max_num_seqs
+        assert set(batch) <= set(scheduler.running)
+        assert batch == [request for request in in_order if request in batch], "those that run, then those that waited"
+        for request, n_tokens in plan:
+            assert 1 <= n_tokens <= request.gap
+            assert n_tokens == request.gap or not self.whole
+            assert request.computed + n_tokens <= len(request.table) * self.memory.block_size
+            assert request.guesses <= self.guesses
+            if request.guesses:
+                assert n_tokens == request.gap == request.guesses + 1 and request.computed >= request.num_prompt_tokens
+                assert len(request.tokens) < request.max_slots, "a guess past the end"
+
+    def judge_budget(self, plan, budget, rest, admitted, preempted):
+        batch, n_all, n_sure = [request for request, _ in plan], sum(n_tokens for _, n_tokens in plan), n_sure_of(plan)
+        if budget is not None:
+            past = [n_tokens for request, n_tokens in plan if self.whole and self.prefills(request)]
+            assert n_all - sum(past) <= budget and n_all - (past[-1] if past else 0) < budget + (not past)
+            if not self.whole and self.mixing and n_sure < budget and not preempted:
+                assert batch == rest + admitted and all(n_tokens == request.gap for request, n_tokens in plan)
+        if self.mixing and (budget is None or (not self.whole and budget >= len(rest))):
+            assert set(rest) <= set(batch), "a request that runs stalls"
+
+    def judge_queues(self, before, waiting, rest, admitted, preempted):
+        """Which requests are admitted, and which are preempted."""
+        for queue in (self.scheduler.running, list(self.scheduler.waiting)):
+            assert queue == sorted(queue, key=self.urgency)
+        assert preempted == before[len(rest) :], "the victims are those served last"
+        assert admitted == waiting[: len(admitted)]
+        assert not (preempted and admitted), "a request was admitted in a step that preempted"
+        for request in (*self.scheduler.waiting,):
+            assert request.computed == 0 and request.table == [] and request.guesses == 0
+
+    def judge_room(self, plan, budget, tables: dict[Request, int], admitted, preempted):
+        """That no more was let in than fits, and no less. tables: as in judge_victims."""
+        scheduler, memory = self.scheduler, self.memory
+        owed = sum(memory.missing(request, sure(request)) for request in scheduler.running)
+        if admitted and not getattr(scheduler, "admit_first_chunk", False):
+            assert owed <= len(memory.free), "more was let in than fits"
+        room = len(scheduler.running) < scheduler.max_num_seqs and (budget is None or n_sure_of(plan) < budget)
+        if scheduler.waiting and not preempted and self.mixing and room and not self.caching:  # newcomers go first
+            free = len(memory.free) + self.taken_for_guesses(tables, [request for request, _ in plan]) - owed
+            assert memory.blocks(len(scheduler.waiting[0].tokens)) > free, "the head would fit"
 
     def taken_for_guesses(self, tables: dict[Request, int], batch: list[Request]) -> int:
         """Blocks that requests got in this step for nothing but guesses. tables: as in judge_victims."""

@@ -74,6 +74,3 @@ def assert_nothing_left(engine: Engine):
     if isinstance(engine.memory, Blocks):
         assert not getattr(engine.memory, "_chains", None)
         assert len(engine.memory.free) == engine.memory.n_blocks
-
-
-Job = Ask

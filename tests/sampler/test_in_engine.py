@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from helpers.serve import Job, iteration_engine, serve
+from helpers.serve import Ask, iteration_engine, serve
 
 from tinyengine import STAGES, SamplingParams
 
@@ -21,14 +21,14 @@ MIXED = [
 @pytest.fixture(scope="module")
 def mixed_alone(random_model):
     engine = iteration_engine(random_model, "selective", num_slots=200)
-    return [serve(engine, [Job(PROMPT, params)])[0].token_ids for params in MIXED]
+    return [serve(engine, [Ask(PROMPT, params)])[0].token_ids for params in MIXED]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 5, 1, 4, 2)])
 def test_a_seed_gives_the_same_tokens_alone_and_in_any_batch_row_and_stage(random_model, mixed_alone, stage, order):
-    jobs = [Job(PROMPT, MIXED[index], arrival=place // 2) for place, index in enumerate(order)]
-    outputs = serve(iteration_engine(random_model, stage, max_num_seqs=4, num_slots=100, seed=len(order)), jobs)
+    asks = [Ask(PROMPT, MIXED[index], arrival=place // 2) for place, index in enumerate(order)]
+    outputs = serve(iteration_engine(random_model, stage, max_num_seqs=4, num_slots=100, seed=len(order)), asks)
     assert [output.token_ids for output in outputs] == [mixed_alone[index] for index in order]
 
 
@@ -37,11 +37,11 @@ def test_parameters_of_neighbours_differ_in_their_effect(mixed_alone):
 
 
 def test_without_seeds_requests_differ_and_the_engine_s_seed_fixes_them(random_model):
-    jobs = [Job(PROMPT, SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)) for _ in range(4)]
+    asks = [Ask(PROMPT, SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)) for _ in range(4)]
 
     def run(seed):
         engine = iteration_engine(random_model, "selective", num_slots=200, seed=seed)
-        return [tuple(output.token_ids) for output in serve(engine, jobs)]
+        return [tuple(output.token_ids) for output in serve(engine, asks)]
 
     first = run(0)
     assert len(set(first)) == 4
@@ -50,7 +50,7 @@ def test_without_seeds_requests_differ_and_the_engine_s_seed_fixes_them(random_m
 
 def greedy(model, prompt=PROMPT, **params):
     params = SamplingParams(**{"max_tokens": 12, **params})
-    return serve(iteration_engine(model, "selective", num_slots=200), [Job(prompt, params)])[0]
+    return serve(iteration_engine(model, "selective", num_slots=200), [Ask(prompt, params)])[0]
 
 
 def test_any_of_several_end_tokens_ends_an_output(random_model, monkeypatch):
@@ -72,16 +72,16 @@ def test_stop_token_ids_end_an_output_even_where_end_of_sequence_is_ignored(rand
 @pytest.mark.parametrize("stage", STAGES)
 def test_repetition_penalty_gives_the_tokens_of_transformers(random_model, random_oracle, stage):
     rng = random.Random(2)
-    jobs = [
-        Job(
+    asks = [
+        Ask(
             [rng.randrange(300) for _ in range(rng.randint(2, 30))],
             SamplingParams(max_tokens=20, repetition_penalty=penalty, ignore_eos=True),
             arrival=index,
         )
         for index, penalty in enumerate([1.0, 1.2, 2.0, 0.8, 1.05])
     ]
-    outputs = serve(iteration_engine(random_model, stage, max_num_seqs=3, num_slots=200), jobs)
-    for job, output in zip(jobs, outputs, strict=True):
-        assert output.token_ids == random_oracle.generate(job.prompt, job.params)
+    outputs = serve(iteration_engine(random_model, stage, max_num_seqs=3, num_slots=200), asks)
+    for ask, output in zip(asks, outputs, strict=True):
+        assert output.token_ids == random_oracle.generate(ask.prompt, ask.params)
     plain = SamplingParams(max_tokens=20, ignore_eos=True)
-    assert any(o.token_ids != random_oracle.generate(j.prompt, plain) for j, o in zip(jobs, outputs, strict=True))
+    assert any(o.token_ids != random_oracle.generate(j.prompt, plain) for j, o in zip(asks, outputs, strict=True))
