@@ -5,6 +5,8 @@ from importlib.util import find_spec
 
 import torch
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that `paged` takes
+
 
 def has_triton(device: torch.device) -> bool:
     """Whether Triton kernels run on tensors of this device."""
@@ -17,7 +19,7 @@ def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | No
         return f"the model is on {device}, and Triton kernels run on CUDA: load it there, or use 'torch'"
     if find_spec("triton") is None:
         return "Triton is not installed: pip install 'tinyengine[kernels]', or use 'torch'"
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+    if dtype not in DTYPES:
         return f"the model is in {dtype}, and the kernel takes bfloat16, float16 and float32: use 'torch'"
     if not 16 <= head_dim <= 256:
         return f"head_dim is {head_dim}, and the kernel takes 16 to 256: use 'torch'"

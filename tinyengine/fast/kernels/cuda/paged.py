@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from tinyengine.fast.kernels.cuda import DTYPES
+
 TILE_ROWS = (16, 64, 128)  # 16 is the least that tl.dot takes
 
 
