@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tinyengine.attention import Attend, KVCache, Padded
 from tinyengine.batch import Batch
-from tinyengine.fast.batch import flat, flat_with_tables, rectangle
+from tinyengine.fast.batch import block_table, flat, flat_with_tables, rectangle
 from tinyengine.fast.kernels import cpu, cuda
 from tinyengine.fast.kernels.cuda import varlen
 from tinyengine.fast.operators import fastest
@@ -210,8 +210,8 @@ class Alone:
         self.rows = slice(batch.starts[index], batch.starts[index + 1])
         self.length, device = batch.lengths[index], batch.tokens.device
         table = batch.tables[index]
-        is_one_piece = isinstance(table, range)
-        self.blocks = slice(table.start, table.stop) if is_one_piece else torch.tensor(table, device=device)
+        self.is_one_piece = isinstance(table, range) and batch.block_size == 1
+        self.blocks = slice(table.start, table.stop) if self.is_one_piece else torch.tensor(table, device=device)
         self.mask = additive_mask(batch.counts[index], self.length, dtype, device)
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -221,27 +221,26 @@ class Alone:
 
     def _copy(self, arena: torch.Tensor) -> torch.Tensor:
         """[length, kv_heads, head_dim], copied block by block, which are fewer and longer pieces than slots"""
-        blocks = arena[self.blocks] if isinstance(self.blocks, slice) else arena.index_select(0, self.blocks)
-        return blocks.flatten(0, 1)[: self.length]
+        if self.is_one_piece:
+            return arena[self.blocks, 0]  # no copy
+        return arena.index_select(0, self.blocks).flatten(0, 1)[: self.length]
 
 
 class SideBySide:
     """m decodes of a batch in one call, their keys filled up to the longest's.
 
-    rows [m]: theirs in the batch. blocks [m * width]: their blocks, one request behind the other; a request's own first
+    rows [m]: theirs in the batch. blocks [m * width]: their blocks, one request behind the other; a request's own last
     block stands in for those that it has not. unused: which of the slots in them hold none of its keys. hidden [m, 1,
     1, width * block_size]: 0, or -inf for a key that is not there.
     """
 
     def __init__(self, batch: Batch, requests: list[int], dtype: torch.dtype):
         device = batch.tokens.device
-        tables = [batch.tables[index] for index in requests]
-        width = max(map(len, tables))
-        filled = [[*table, *[table[0]] * (width - len(table))] for table in tables]
-        self.blocks = torch.tensor(filled, device=device).flatten()
+        blocks = block_table([batch.tables[index] for index in requests])
+        self.blocks = torch.from_numpy(blocks.ravel()).to(device)
         self.rows = torch.tensor([batch.starts[index] for index in requests], device=device)
         lengths = torch.tensor([batch.lengths[index] for index in requests])
-        missing = torch.arange(width * batch.block_size) >= lengths[:, None]
+        missing = torch.arange(blocks.shape[1] * batch.block_size) >= lengths[:, None]
         self.unused = missing.flatten().nonzero()[:, 0].to(device)
         self.hidden = torch.zeros(missing.shape, dtype=dtype).masked_fill(missing, -torch.inf)[:, None, None].to(device)
 

@@ -58,7 +58,7 @@ def lay_out(plan: Plan, memory: Slots | Blocks, device: torch.device, with_table
     tensors = [torch.frombuffer(array("q", list(chain(*columns))), dtype=torch.long)]
     if with_tables:
         starts = np.array([0, *accumulate(counts)], dtype=np.int32)
-        tensors += map(torch.from_numpy, (starts, np.array(lengths, dtype=np.int32), _block_table(batch.tables)))
+        tensors += map(torch.from_numpy, (starts, np.array(lengths, dtype=np.int32), block_table(batch.tables)))
     longs, *integers = on_device(tensors, device)
     batch.tokens, batch.positions, batch.slot_mapping, batch.last = longs.split([len(column) for column in columns])
     if with_tables:
@@ -66,13 +66,13 @@ def lay_out(plan: Plan, memory: Slots | Blocks, device: torch.device, with_table
     return batch
 
 
-def _block_table(tables: Sequence[range | list[int]]) -> np.ndarray:
-    """[B, most blocks], int32. Entries behind a request's own are never read."""
+def block_table(tables: Sequence[range | list[int]]) -> np.ndarray:
+    """[B, most blocks], int32. A request's last block stands in behind it for those that it has not."""
     width = max(map(len, tables))
     if all(isinstance(table, range) for table in tables):  # one block for each key: too many to go through in Python
-        starts = np.array([table.start for table in tables], dtype=np.int32)
-        return starts[:, None] + np.arange(width, dtype=np.int32)
-    return np.array([[*table, *[0] * (width - len(table))] for table in tables], dtype=np.int32)
+        starts, ends = np.array([(table.start, table.stop) for table in tables], dtype=np.int32).T[:, :, None]
+        return np.minimum(starts + np.arange(width, dtype=np.int32), ends - 1)
+    return np.array([[*table, *[table[-1]] * (width - len(table))] for table in tables], dtype=np.int32)
 
 
 def on_device(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
