@@ -127,43 +127,59 @@ class Tile:
 
 
 class Context:
-    """The keys of m requests cut into splits, and the tiles of queries that look at them.
+    """The keys of m requests with `count` new tokens each, cut into splits, and the tiles of queries that look at them.
 
-    Items are splits of requests: the first split of each, then the second of each that has one, and so on. pieces:
+    Items are splits of requests: the first split of each, then the second of each that has one, and so on. owner
+    [items]: whose it is, of the requests by falling length. begin [items]: the position at which it begins. pieces:
     where in the arena they are, in pieces of `piece` slots, which is a block or a split, whatever is smaller.
     """
 
     def __init__(self, batch: Batch, requests: list[int], split: int):
         requests = sorted(requests, key=lambda index: -batch.lengths[index])
-        device = batch.tokens.device
         lengths = [batch.lengths[index] for index in requests]
-        splits = [-(-length // split) for length in lengths]
-        alive = [sum(count > number for count in splits) for number in range(splits[0])]
-        items = [(rank, number * split) for number, n in enumerate(alive) for rank in range(n)]
+        self.first_row, self.longest, self.count = batch.starts[requests[0]], lengths[0], batch.counts[requests[0]]
         self.split, self.piece = split, min(batch.block_size, split)
+        splits = [-(-length // split) for length in lengths]
+        self.alive = [sum(count > number for count in splits) for number in range(splits[0])]
+        items = [(rank, number * split) for number, n in enumerate(self.alive) for rank in range(n)]
         tables = [pieces(batch, index, self.piece, split) for index in requests]
         per = split // self.piece
-        found = [piece for rank, start in items for piece in tables[rank][start // self.piece :][:per]]
-        self.pieces = torch.tensor(found, device=device)
-        owner, begin = torch.tensor(items, device=device).T
-        position = begin[:, None] + torch.arange(split, device=device)  # [items, split], of each key
-        self.tiles = []
-        count = batch.counts[requests[0]]
-        first = torch.tensor([batch.starts[index] for index in requests], device=device)  # row of each request
-        length = torch.tensor(lengths, device=device)
-        for start in range(0, count, TILE_QUERIES):
-            end = min(start + TILE_QUERIES, count)
-            query = torch.arange(start, end, device=device)
-            seen = -(-(lengths[0] - count + end) // split)  # splits that any of them may see
-            n = sum(alive[:seen])
-            at = (length - count)[:, None] + query  # [m, queries], the position of each query
-            at = at[owner[:n]][:, :, None]  # [items, queries, 1]
-            hidden = torch.where(position[:n, None] > at, -torch.inf, 0.0)
-            hidden.masked_fill_(begin[:n, None, None] > at, LOWEST)
-            rows = slice(batch.starts[requests[0]] + start, batch.starts[requests[0]] + end)
-            if len(requests) > 1:
-                rows = (first[:, None] + query).flatten()
-            self.tiles.append(Tile(rows, end - start, owner[:n], alive[:seen], hidden[:, None]))
+        self.pieces, self.owner, self.begin, self.rows, self.positions = integers(
+            [
+                [piece for rank, start in items for piece in tables[rank][start // self.piece :][:per]],
+                *zip(*items),
+                [batch.starts[index] for index in requests],
+                [length - self.count for length in lengths],
+            ],
+            batch.tokens.device,
+        )  # rows, positions [m]: of each request's first query
+        offsets = torch.arange(split, device=batch.tokens.device)
+        self.key_positions = self.begin[:, None, None] + offsets  # [items, 1, split]
+        self.tiles = [
+            self._tile(start, min(start + TILE_QUERIES, self.count)) for start in range(0, self.count, TILE_QUERIES)
+        ]
+
+    def _tile(self, start: int, end: int) -> "Tile":
+        """The queries start .. end - 1 of each request."""
+        query = torch.arange(start, end, device=self.pieces.device)
+        seen = -(-(self.longest - self.count + end) // self.split)  # splits that any of them may see
+        items = sum(self.alive[:seen])
+        owner = self.owner[:items]
+        at = (self.positions[:, None] + query)[owner][:, :, None]  # [items, queries, 1], the position of each query
+        hidden = torch.where(self.key_positions[:items] > at, -torch.inf, 0.0)  # [items, queries, split]
+        if end - start > 1:
+            hidden.masked_fill_(self.begin[:items, None, None] > at, LOWEST)
+        if len(self.rows) > 1:
+            rows = (self.rows[:, None] + query).flatten()
+        else:
+            rows = slice(self.first_row + start, self.first_row + end)
+        return Tile(rows, end - start, owner, self.alive[:seen], hidden[:, None])
+
+
+def integers(columns: list, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Each column as a tensor, in one copy to the device."""
+    whole = torch.tensor([number for column in columns for number in column], device=device)
+    return whole.split([len(column) for column in columns])
 
 
 def pieces(batch: Batch, index: int, piece: int, split: int) -> list[int]:
@@ -189,23 +205,23 @@ def attend_tile(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile:
     keys, values = keys[:items].flatten(0, 1), values[:items].flatten(0, 1)
     scores = torch.bmm(tile.spread(wide).flatten(0, 1), keys.transpose(1, 2)).unflatten(0, (items, kv_heads))
     scores += hidden
-    best = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(best).exp_()
-    total = weights.sum(-1, keepdim=True)
-    out = torch.bmm(weights.flatten(0, 1), values).unflatten(
-        0, (items, kv_heads)
-    )  # [items, kv_heads, height, head_dim]
+    weights = scores.softmax(-1)
+    out = torch.bmm(weights.flatten(0, 1), values)  # [items * kv_heads, height, head_dim]
+    out = out.unflatten(0, (items, kv_heads))
     if len(tile.alive) > 1:
-        share = (best - tile.spread(in_order(torch.maximum, best, tile.alive))).exp_()
-        out, total = (in_order(torch.add, part.mul_(share), tile.alive) for part in (out, total))
-    out = out.add_(0).div_(total)  # + 0: a sum begins with 0, so that none is -0
+        size = scores.amax(-1, keepdim=True).sub_(weights.amax(-1, keepdim=True).log_())
+        share = size.sub_(tile.spread(in_order(torch.maximum, size, tile.alive))).exp_()
+        out = in_order(torch.add, out.mul_(share), tile.alive).div_(in_order(torch.add, share, tile.alive))
+    else:
+        out.add_(0)
     out = out[:, :, : queries * group].unflatten(2, (queries, group))  # [m, kv_heads, queries, group, head_dim]
     return out.transpose(1, 2).reshape(q.shape).to(q.dtype)
 
 
 def in_order(combine: Callable, parts: torch.Tensor, alive: list[int]) -> torch.Tensor:
-    """Puts the splits' parts [items, ...] together, one after the other: [m, ...]."""
-    total, start = parts[: alive[0]].clone(), alive[0]
+    """Puts the splits' parts [items, ...] together, one after the other: [m, ...]. A sum begins with 0, so it is never
+    -0."""
+    total, start = parts[: alive[0]] + 0, alive[0]
     for count in alive[1:]:
         combine(total[:count], parts[start : start + count], out=total[:count])
         start += count

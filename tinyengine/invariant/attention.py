@@ -54,22 +54,23 @@ def one_query(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, split: 
 
     q [heads, head_dim], keys and values [n, kv_heads, head_dim] -> [heads, head_dim], computed in float32.
 
-    Every split is a softmax of its own, but for the division: that comes last, once for all of them. Source:
-    flash-decoding (Dao et al., 2023), here with splits that stay where they are.
+    Every split is a softmax of its own, and those are weighed by their sizes: what each would have had of the whole.
+    Source: flash-decoding (Dao et al., 2023), here with splits that stay where they are.
     """
     (heads, head_dim), (n, kv_heads, _) = q.shape, keys.shape
     # The query heads that share a key head are rows of one product
     rows = pad_rows(q.float().view(kv_heads, -1, head_dim) * head_dim**-0.5, TILE_ROWS)
     keys, values = keys.float().transpose(0, 1), values.float().transpose(0, 1)  # [kv_heads, n, head_dim]
-    parts = []
+    parts, sizes = [], []
     for start in range(0, n, split):
         k, v = (pad_rows(x[:, start : start + split], split) for x in (keys, values))
         scores = rows @ k.transpose(1, 2)  # [kv_heads, TILE_ROWS, split], however many keys there are
         scores[..., n - start :] = -torch.inf  # there are no more
-        best = scores.amax(-1, keepdim=True)
-        weights = (scores - best).exp()
-        parts.append((best, weights.sum(-1, keepdim=True), weights @ v))
-    best = torch.stack([best for best, _, _ in parts]).amax(0)
-    parts = [((own - best).exp(), total, out) for own, total, out in parts]  # in order of position, as they are added:
-    out = sum(share * out for share, _, out in parts) / sum(share * total for share, total, _ in parts)
+        weights = scores.softmax(-1)
+        parts.append(weights @ v)
+        # = scores.logsumexp(-1) without another exponential of each score: the best one's weight is exp(best) / sum
+        sizes.append(scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log())
+    largest = torch.stack(sizes).amax(0)
+    shares = [(size - largest).exp() for size in sizes]
+    out = sum(share * part for share, part in zip(shares, parts)) / sum(shares)  # in order of position
     return out[:, : heads // kv_heads].reshape(heads, head_dim)

@@ -1,4 +1,4 @@
-"""Three ways to make a sum that no batch can change, each in a few lines, to be read beside the fast one.
+"""Three other ways to make a sum that no batch can change, each in a few lines, to be read beside `InvariantOperators`.
 
 All of them are operators: `engine.operators = RowByRow()` right after the engine is made, and its linears are those.
 """
@@ -47,4 +47,4 @@ class ExactGrid(InvariantOperators):
         return (x / step).round(), step
 
 
-FORMS = {"fast": InvariantOperators, "row by row": RowByRow, "fixed tiles": FixedTiles, "exact grid": ExactGrid}
+FORMS = {"padded rows": InvariantOperators, "row by row": RowByRow, "fixed tiles": FixedTiles, "exact grid": ExactGrid}
