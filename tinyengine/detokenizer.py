@@ -26,7 +26,11 @@ class Detokenizer:
         """The text that `token` makes certain; "" while a character or a possible stop string is incomplete. After a
         stop string has appeared `stopped` is True and nothing more comes."""
         self._tokens.append(token)
-        text = self._unread()
+        try:
+            text = self._unread()
+        except BaseException:  # the tokenizer's: as if it had not been called
+            self._tokens.pop()
+            raise
         if not text or text.endswith(HALF):
             return ""
         self._window, self._read = self._read, len(self._tokens)

@@ -3,7 +3,6 @@
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import wraps
 
 
@@ -30,6 +29,7 @@ class Guard:
         self._held = False
         self._usual = None  # the handler of interrupts, while ours is in its place
         self._interrupted = False
+        self.computes = False  # the model is running
 
     @property
     def is_held(self) -> bool:
@@ -51,21 +51,14 @@ class Guard:
 
     def __exit__(self, *error):
         self._held, held = self._parts.pop()
+        self.computes = self.computes and bool(self._parts)
         self._lock.release()
         if held:
             self._let_go()
 
-    @contextmanager
-    def window(self):
-        """Here an interrupt comes in at once, also one that has waited for it."""
-        held, self._held = self._held, False
-        try:
-            self._let_go()
-            yield
-        finally:
-            if held:
-                self._hold()
-            self._held = held
+    def window(self, computes: bool = False) -> "Window":
+        """Here an interrupt comes in at once, also one that has waited for it. computes: the model runs in it."""
+        return Window(self, computes)
 
     def _hold(self) -> bool:
         """Whether an interrupt has to wait from now on, and did not before."""
@@ -90,6 +83,25 @@ class Guard:
         if self._interrupted:
             self._let_go()
         self._interrupted = True
+
+
+class Window:
+    """See Guard.window. Not a generator, which an interrupt could leave half entered."""
+
+    def __init__(self, guard: Guard, computes: bool):
+        self._guard, self._before = guard, (guard._held, guard.computes)
+        self._computes = computes
+
+    def __enter__(self):
+        self._guard._let_go()
+        self._guard._held, self._guard.computes = False, self._computes
+
+    def __exit__(self, *error):
+        held, computes = self._before
+        self._guard.computes = computes
+        if held:
+            self._guard._hold()
+        self._guard._held = held
 
 
 def whole(method: Callable) -> Callable:

@@ -89,7 +89,10 @@ class Outputs(dict):
 
     def settle(self):
         """Turns what was put into text, and ends the requests that end with it. It may be interrupted while a stop_when
-        runs; called again, it asks that one again and goes on."""
+        runs; called again, it asks that one again and goes on. Raises RuntimeError while the model runs: a hook in it
+        cannot step the engine."""
+        if self._guard.computes:
+            raise RuntimeError("the engine is stepped from inside its own model, by a hook: step it after the step")
         while self._written or self._committed:
             if not self._written:
                 self._write(self._committed[0])
@@ -98,11 +101,11 @@ class Outputs(dict):
             entry, place, reason = self._written.popleft()
             try:
                 reason = self._ask_stop_when(entry, place) or reason
+                if reason and self.open.get(entry.request.request_id) is entry:  # its stop_when may have aborted it
+                    self._end(entry, reason)
             except BaseException:  # an interrupt
                 self._written.appendleft((entry, place, reason))
                 raise
-            if reason and entry.request.request_id in self.open:  # its stop_when may have aborted it
-                self._end(entry, reason)
             self._streamed.append(entry.output.token(place))
 
     def deliver(self) -> list[StreamedToken]:

@@ -25,15 +25,15 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
 
 def sample(logits: torch.Tensor, batch: Batch, draw: Callable = draw) -> Tokens:
     """logits [len(batch.wanted), vocab] -> what each request of the plan gets, as Scheduler.commit wants it."""
-    chosen = iter(choose(logits, batch.wanted, draw).tolist())
+    chosen: dict[Request, list[int]] = {}
+    for (request, _), token in zip(batch.wanted, choose(logits, batch.wanted, draw).tolist()):
+        chosen.setdefault(request, []).append(token)
     tokens = []
-    for request, n_tokens in batch.plan:
-        if n_tokens < request.gap:
+    for request, _ in batch.plan:
+        if request not in chosen or request.finished:  # a chunk that is not the last, or aborted while the model ran
             tokens.append(None)
-        elif request.guesses:
-            tokens.append(accept(request, [next(chosen) for _ in range(request.guesses + 1)]))
         else:
-            tokens.append(next(chosen))
+            tokens.append(accept(request, chosen[request]) if request.guesses else chosen[request][0])
     return tokens
 
 

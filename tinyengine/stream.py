@@ -35,6 +35,7 @@ class Stream:
 
     def __next__(self) -> StreamedToken:
         with self._engine.guard:
+            self._engine.outputs.settle()  # what an interrupted step has left
             while not self._collect():
                 if all(output.finish_reason for output in self.outputs):
                     self._end()
