@@ -201,7 +201,8 @@ class Engine:
 
     def _idle(self) -> list[StreamedToken]:
         """Waits for the next arrival. Raises RuntimeError where requests have arrived and none can run."""
-        if stuck := len(self.outputs.open) - len(self.arrivals):
+        open_requests = [entry.request for entry in self.outputs.open.values()]
+        if stuck := sum(not request.finished for request in open_requests) - len(self.arrivals):
             waiting, running = len(self.scheduler.waiting), len(self.scheduler.running)
             raise RuntimeError(
                 f"{type(self.scheduler).__name__}.schedule() planned nothing, with {waiting} requests waiting and "

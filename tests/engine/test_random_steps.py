@@ -224,7 +224,7 @@ def ends(tokens: list[int], params: SamplingParams) -> bool:
     return tokens[-1] in params.stop_token_ids or (tokens[-1] == EOS and not params.ignore_eos)
 
 
-RUNS = {"paged": 8, "chunked": 12}  # of 350 steps each; 4 of the other stages
+RUNS = {"paged": 8, "chunked": 12}  # of 350 steps each; 6 of the other stages
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ RUNS = {"paged": 8, "chunked": 12}  # of 350 steps each; 4 of the other stages
 def test_thousands_of_random_steps(fakes, stage):
     """More than 10,000 in all stages together, with faults at every place where code runs that is not the engine's."""
     engines, seen = [], Counter()
-    for seed in range(RUNS.get(stage, 4)):
+    for seed in range(RUNS.get(stage, 6)):
         chaos = Chaos(seed, stage)
         for _ in range(20_000):
             chaos.act()
@@ -251,4 +251,4 @@ def test_thousands_of_random_steps(fakes, stage):
 
 
 def test_the_random_steps_are_ten_thousand():
-    assert 350 * sum(RUNS.get(stage, 4) for stage in STAGES) > 10_000
+    assert 350 * sum(RUNS.get(stage, 6) for stage in STAGES) > 10_000
