@@ -53,6 +53,14 @@ JOBS = {  # every way to end: max_tokens, a stop string (see `expected`), stop_w
 }
 
 
+@pytest.fixture(autouse=True)
+def interrupts_come():
+    """Also in a background job, which a shell starts with interrupts ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
 @pytest.fixture(scope="module")
 def tiny(tiny, tmp_path_factory):
     """A random model of one small layer, which speaks the embedded one's tokens: thousands of steps are run with it."""
