@@ -83,6 +83,7 @@ def test_another_number_of_threads_has_operators_of_its_own(model):
 def test_copies_end_with_their_model(model):
     other = copy.deepcopy(model)
     fastest(other)
+    gc.collect()  # the models of other tests
     count = len(operators._made)
     del other
     gc.collect()
