@@ -90,7 +90,7 @@ class Layer(nn.Module):
 
 class Qwen3(nn.Module):
     """forward: tokens [R] and positions [R], long, and an attend -> hidden states [R, hidden].
-    logits: hidden [n, hidden] -> [n, vocab]. Both take the operators to compute with: whoever calls brings them.
+    logits: hidden [n, hidden] -> [n, vocab]. Both take the operators to compute with from their caller.
 
     `tokenizer`, `eos_token_ids` and `folder` come with the weights (tinyengine.model.load); a bare model has none.
     """
