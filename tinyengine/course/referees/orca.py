@@ -83,10 +83,10 @@ CASES = {
 class MyOrca(Scheduler):
     """Iteration-level scheduling: the batch is chosen anew before every iteration."""
 
-    max_prefills = None  # most requests that may join in one iteration; None: any number
+    max_prefills = None  # most that may join in one iteration; None: any number
 
     def schedule(self):
-        """The plan of this iteration: [(request, n_tokens), ...]; [] when nothing can run."""
+        """This iteration's [(request, n_tokens), ...]; [] when nothing can run."""
         joined = 0
         while self.waiting and len(self.running) < self.max_num_seqs:
             if joined == self.max_prefills or not self.memory.reserve(self.waiting[0]):
@@ -181,7 +181,7 @@ def check_2_2(c, answer):
 
 
 def my_steps():
-    """Steps on Slots(100), after which a request of 40 slots is refused although 40 are free in all."""
+    """Steps on Slots(100) that leave 40 slots free, yet a request of 40 is refused."""
     return [("add", "a", 39), ("add", "b", 22), ("end", "a")]
 
 
