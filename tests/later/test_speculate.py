@@ -25,6 +25,8 @@ from tinyengine.speculate import look_up, take_back
         ([2, 3, 8, 5, 3, 9, 1, 2, 3], 2, [8, 5]),  # two
         ([3, 8, 4, 3, 9, 5, 3], 2, [9, 5]),  # one and one: the later
         ([1, 2, 3, 4, 6, 0, 2, 3, 4, 7, 1, 2, 3, 4], 1, [7]),  # only three tokens are looked at: four would say 6
+        ([65536, 0, 256], 2, []),  # the bytes of 256 lie across the first two, but no token is 256
+        ([256, 7, 65536, 0, 256], 1, [7]),
         ([5, 5, 5, 5, 5], 3, [5]),  # the end itself is no earlier place, but may overlap with it
     ],
 )
@@ -38,7 +40,7 @@ def test_the_longest_match_can_be_chosen():
     assert look_up([1, 2, 8, 2, 9, 1, 2], 1, longest=1) == [9] and look_up([1, 2, 8, 2, 9, 1, 2], 1) == [8]
 
 
-@given(st.lists(st.integers(0, 3), max_size=30), st.integers(0, 6), st.integers(1, 4))
+@given(st.lists(st.sampled_from([0, 1, 256, 65536]), max_size=30), st.integers(0, 6), st.integers(1, 4))
 @settings(deadline=None, max_examples=300)
 def test_look_up_is_the_longest_and_then_the_latest_earlier_match(text, most, longest):
     before = list(text)

@@ -362,6 +362,23 @@ def test_guesses_leave_a_newcomer_its_tokens():
     drive.run()
 
 
+def test_guesses_leave_a_prompt_that_sits_out_its_blocks():
+    """Five blocks. While decodes have their turn, two are free, which r1 needs for the rest of its prompt."""
+    drive = chunked(5, 4, mixing=False, num_speculative_tokens=4)
+    drive.add(make(0, [0, 1, 2, 3], 6), make(1, 9, 1)).run()
+    assert drive.metrics.draft_tokens and drive.preemptions == 0
+
+
+def test_guesses_of_an_iteration_that_failed_leave_a_newcomer_its_tokens():
+    drive = chunked(60, 8, num_speculative_tokens=8).add(make(0, [0, 1, 2, 3] * 4, 20))
+    while drive.requests[0].gap > 1:
+        drive.step()
+    assert [n_tokens for _, n_tokens in drive.scheduler.schedule()] == [5]  # the model raises: nothing is committed
+    drive.add(make(1, 6, 1))
+    assert drive.step().rows == [("r0", 2, 1), ("r1", 6, 0)]
+    drive.run()
+
+
 def test_what_a_preemption_lost_is_computed_before_anything_is_guessed():
     scheduler = compose(Speculative, Chunked)(Blocks(20, 4), 1, 8, num_speculative_tokens=3)
     scheduler.add(request := make(0, 2, 30))
