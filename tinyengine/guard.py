@@ -4,6 +4,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType, FunctionType
 
 
 class Busy(RuntimeError):
@@ -17,6 +18,7 @@ class Guard:
         with guard.window():    # the model, a user's function, sleep: they take long, and leave nothing half done
 
     A second interrupt does not wait: it stops an endless loop in a critical part, in a learner's `schedule`, say.
+    However many come, none stops the guard itself, which would leave a part open for ever.
     Python handles signals in its main thread, so in any other thread there is no interrupt to wait.
 
     Raises Busy, which is a RuntimeError, for a second thread.
@@ -27,8 +29,8 @@ class Guard:
         self._owner: int | None = None
         self._parts: list[tuple[bool, bool]] = []  # of each part that is open: what is put back at its end
         self._held = False
-        self._usual = None  # the handler of interrupts, while ours is in its place
-        self._interrupted = False
+        self._usual = None  # the handler of interrupts, while ours is in its place: from the first part to its end
+        self._interrupted = False  # and it waits
         self.computes = False  # the model is running
 
     @property
@@ -37,31 +39,34 @@ class Guard:
         return self._held and self._owner == threading.get_ident()
 
     def __enter__(self):
-        holds = self._hold()  # before anything else: from here on an interrupt waits
+        first = self._take_over()  # before anything else: from here on an interrupt waits
         if not self._lock.acquire(blocking=False):
-            if holds:
-                self._let_go()
+            if first:
+                self._put_back()
             raise Busy(
                 "another thread is using this engine, and an engine serves one thread at a time: give each thread an "
                 "engine of its own (they can share one model), or let one thread make all calls"
             )
         self._owner = threading.get_ident()
-        self._parts.append((self._held, holds))
+        self._parts.append((self._held, first))
         self._held = True
 
     def __exit__(self, *error):
-        self._held, held = self._parts.pop()
+        held, first = self._parts.pop()
+        self._held = held
         self.computes = self.computes and bool(self._parts)
         self._lock.release()
-        if held:
-            self._let_go()
+        if first:
+            self._put_back()
+        elif not held:
+            self._let_in()
 
     def window(self, computes: bool = False) -> "Window":
         """Here an interrupt comes in at once, also one that has waited for it. computes: the model runs in it."""
         return Window(self, computes)
 
-    def _hold(self) -> bool:
-        """Whether an interrupt has to wait from now on, and did not before."""
+    def _take_over(self) -> bool:
+        """Whether interrupts come to this guard from now on, and did not before."""
         if self._usual is not None or threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(signal.SIGINT) is None:  # a handler that Python does not know, and could not put back
@@ -70,19 +75,31 @@ class Guard:
         self._usual = signal.signal(signal.SIGINT, self._note)
         return True
 
-    def _let_go(self):
-        if self._usual is None or threading.current_thread() is not threading.main_thread():
-            return
+    def _put_back(self):
         usual, self._usual = self._usual, None
         signal.signal(signal.SIGINT, usual)
         if self._interrupted:
-            self._interrupted = False
-            signal.raise_signal(signal.SIGINT)
+            self._pass_on(usual)
 
-    def _note(self, number, frame):
-        if self._interrupted:
-            self._let_go()
-        self._interrupted = True
+    def _let_in(self):
+        """An interrupt that has waited."""
+        if self._interrupted and self._usual is not None and threading.current_thread() is threading.main_thread():
+            self._pass_on(self._usual)
+
+    def _note(self, number: int, frame: FrameType | None):
+        waits = self._held and not self._interrupted
+        if waits or _is_ours(frame):
+            self._interrupted = True
+        else:
+            self._pass_on(self._usual, frame)
+
+    def _pass_on(self, usual, frame: FrameType | None = None):
+        self._interrupted = False
+        if callable(usual):
+            usual(signal.SIGINT, frame)
+        else:  # SIG_DFL or SIG_IGN
+            signal.signal(signal.SIGINT, usual)
+            signal.raise_signal(signal.SIGINT)
 
 
 class Window:
@@ -93,15 +110,22 @@ class Window:
         self._computes = computes
 
     def __enter__(self):
-        self._guard._let_go()
+        self._guard._let_in()
         self._guard._held, self._guard.computes = False, self._computes
 
     def __exit__(self, *error):
-        held, computes = self._before
-        self._guard.computes = computes
-        if held:
-            self._guard._hold()
-        self._guard._held = held
+        self._guard._held, self._guard.computes = self._before
+
+
+METHODS = [method for kind in (Guard, Window) for method in vars(kind).values() if isinstance(method, FunctionType)]
+OURS = {method.__code__ for method in METHODS}
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether the guard itself would be stopped, or what it calls."""
+    while frame is not None and frame.f_code not in OURS:
+        frame = frame.f_back
+    return frame is not None
 
 
 def whole(method: Callable) -> Callable:

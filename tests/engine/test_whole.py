@@ -6,6 +6,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -500,3 +501,49 @@ def test_guards_stand_inside_each_other():
             seen.append("never")
     assert seen == ["inner", "outer"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and not outer.is_held and not inner.is_held
+
+
+def test_bursts_of_interrupts_leave_no_part_open():
+    """However many come, and wherever: in the guard's own lines too, and while an earlier one is on its way out."""
+    guard, other, done = Guard(), Guard(), threading.Event()
+    chance, raised = random.Random(1), Counter()
+
+    def work():
+        with guard, other, guard:
+            with guard.window():
+                with guard, other.window():
+                    sum(range(20))
+            sum(range(20))
+
+    def on_interrupt(number, frame):
+        while frame is not None:
+            if frame.f_code is work.__code__:  # else it comes too late
+                raised["all"] += 1
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    def send():
+        while not done.wait(chance.random() * 0.0005):
+            for _ in range(chance.randrange(1, 6)):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                done.wait(chance.random() * 0.00005)
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        until = time.monotonic() + 20
+        while raised["all"] < 100 and time.monotonic() < until:
+            with suppress(KeyboardInterrupt):
+                work()
+            assert not guard.is_held and not guard.computes and signal.getsignal(signal.SIGINT) is on_interrupt
+    finally:
+        done.set()
+        sender.join()
+    assert raised["all"] >= 100
+
+    def enter():
+        with guard, other:
+            pass
+
+    assert in_a_thread(enter) is None
