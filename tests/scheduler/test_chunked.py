@@ -11,6 +11,7 @@ from tinyengine.ablation import Ablated
 from tinyengine.budget import Adaptive
 from tinyengine.extras import compose
 from tinyengine.memory import Blocks
+from tinyengine.prefix_cache import CachedBlocks
 from tinyengine.request import Slo
 from tinyengine.scheduler import Chunked
 from tinyengine.speculate import Speculative
@@ -289,6 +290,32 @@ def test_without_mixing_a_newcomer_with_one_token_left_runs_with_the_prompts():
     drive.run()
 
 
+def test_without_mixing_a_newcomer_that_decodes_at_once_runs_with_the_prompts():
+    """All but the newest token of one that was preempted is in the prefix cache."""
+    scheduler, text = Ablated(CachedBlocks(40, 4), 2, 64, mixing=False), [0, 1, 2, 3] * 3 + [0]
+    again = make(2, text[:8], 9)
+    again.tokens += text[8:]  # its output, as if it had been preempted
+    for request, planned in (make(0, text, 1), [13]), (make(1, 2, 9), [2, 1]):
+        scheduler.add(request)
+        for n_tokens in planned:
+            assert scheduler.schedule() == [(request, n_tokens)]
+            scheduler.commit([(request, n_tokens)], [0])
+    scheduler.add(again)
+    assert scheduler.schedule() == [(again, 1)]
+
+
+def test_without_mixing_a_decode_that_is_preempted_is_not_readmitted_in_that_step():
+    """It is the turn of decodes, and the only one gives way. So the prompt runs, and a first chunk of r0 would fit."""
+    drive = chunked(5, 4, mixing=False, policy="priority", admit_first_chunk=True).add(make(0, 4, 6, priority=1))
+    for _ in range(3):
+        drive.step()
+    drive.add(make(1, 12, 1, priority=0))
+    while not drive.scheduler.waiting or drive.requests[1].gap == 12:
+        step = drive.step()
+    assert step.rows == [("r1", 2, 0)] and step.preempted == ["r0"]
+    drive.run()
+
+
 def test_without_mixing_no_kind_waits_while_the_other_kind_has_work():
     drive = chunked(60, 4, mixing=False).add(make(0, 12, 3)).run()
     assert plans(drive) == [[("r0", 4)], [("r0", 4)], [("r0", 4)], [("r0", 1)], [("r0", 1)]]
@@ -413,9 +440,9 @@ def test_the_default_budget_is_512():
     assert Chunked(Blocks(9)).token_budget == 512
 
 
-@pytest.mark.parametrize("budget", [0, -5])
+@pytest.mark.parametrize("budget", [0, -5, 1.5, True])
 def test_a_budget_has_room_for_at_least_one_token(budget):
-    with pytest.raises(ValueError, match=f"max_num_batched_tokens is {budget}, but must be at least 1"):
+    with pytest.raises(ValueError, match=f"max_num_batched_tokens is {budget}, but must be a whole number of at least 1"):
         Chunked(Blocks(9), max_num_batched_tokens=budget)
 
 
