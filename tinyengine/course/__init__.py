@@ -4,7 +4,7 @@ Lessons and check cells import from here. Nothing here imports torch, and nothin
 """
 
 from tinyengine.course.checks import check, ends
-from tinyengine.course.lesson import predict, quiz, scoreboard
+from tinyengine.course.lesson import goal, predict, quiz, scoreboard
 from tinyengine.course.source import show_diff, show_source
 
-__all__ = ["check", "ends", "predict", "quiz", "scoreboard", "show_diff", "show_source"]
+__all__ = ["check", "ends", "goal", "predict", "quiz", "scoreboard", "show_diff", "show_source"]

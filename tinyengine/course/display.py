@@ -2,6 +2,8 @@
 
 import sys
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
 
 def in_notebook() -> bool:
     """True inside a Jupyter kernel; false in a plain Python process and in the unit tests."""
@@ -17,3 +19,8 @@ def publish(plain: str, **rich) -> None:
         publish_display_data({"text/plain": plain, **rich})
     else:
         print(plain)
+
+
+def view(widget) -> dict:
+    """The form of an output that shows a widget: a front end takes it before the text that stands beside it."""
+    return {WIDGET: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
