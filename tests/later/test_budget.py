@@ -193,6 +193,13 @@ def test_one_stalled_iteration_moves_nothing(slower, spike, at):
     assert budget.tokens >= before - 16
 
 
+def test_two_stalls_before_anything_is_measured_move_nothing():
+    budget = adaptive()
+    for _ in range(2):
+        budget.observe(480, 10 * LINE.seconds(480))
+        assert budget.tokens == 480
+
+
 @settings(max_examples=40)
 @given(st.integers(1, 300), st.floats(2, 100))
 def test_it_recovers_from_any_slow_spell_within_a_window(iterations, slower):
@@ -236,6 +243,15 @@ def test_decodes_alone_say_little_about_a_chunk():
     for _ in range(100):
         budget.observe(8, 0.3 * LINE.seconds(8))
     assert budget.tokens == before
+
+
+@pytest.mark.parametrize(("n_tokens", "counts"), [(239, False), (240, True)])
+def test_iterations_of_half_the_budget_count(n_tokens, counts):
+    budget = adaptive()
+    for _ in range(5):
+        budget.observe(n_tokens, LINE.seconds(n_tokens) / 2)
+    assert (budget.tokens > 480) == counts
+    assert counts or budget.tokens == 480
 
 
 def test_small_iterations_that_break_the_promise_count():
