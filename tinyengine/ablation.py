@@ -41,12 +41,12 @@ class Ablated(Chunked):
                 break
         return plan
 
-    def _share(self, request: Request, budget: int) -> int:
+    def share(self, request: Request, budget: int) -> int:
         if self._turn is not None and self._turn != prefills(request) and request is not self._newcomer:
             return 0  # it sits this iteration out
         if not self.chunking and prefills(request):
             return request.gap
-        return super()._share(request, budget)
+        return super().share(request, budget)
 
     def _admit_next(self) -> bool:
         if not self._admits or not self.waiting or len(self.running) >= self.max_num_seqs:
@@ -65,7 +65,7 @@ class Ablated(Chunked):
 
     def _admit_by_first_chunk(self, request: Request) -> bool:
         self.memory.admit(request, kept_free=-inf)
-        first_chunk = request.computed + min(request.gap, self._share(request, self.token_budget))
+        first_chunk = request.computed + min(request.gap, self.share(request, self.token_budget))
         if self.memory.grow(request, first_chunk):
             return True
         self.memory.release(request)

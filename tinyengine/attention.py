@@ -50,25 +50,25 @@ class Padded:
 
     def __call__(self, batch: Batch) -> Attend:
         width = max(batch.counts)
-        rows, longest = len(batch.tokens) // width, max(batch.lengths)
-        table = torch.zeros(rows, longest, dtype=torch.long, device=batch.tokens.device)
-        for row, length in enumerate(batch.lengths):
-            slots = batch.slots(row)
+        height, longest = len(batch.tokens) // width, max(batch.lengths)
+        table = torch.zeros(height, longest, dtype=torch.long, device=batch.tokens.device)
+        for index, length in enumerate(batch.lengths):
+            slots = batch.slots(index)
             # Past its tokens a request's own first slot stands in, never a foreign one: a masked value still takes part
             # as 0 * value, and 0 * NaN is NaN.
-            table[row] = slots[0]
-            table[row, :length] = slots
-        # A query sees the keys up to its own position: [rows, 1, width, longest]. Positions count within a request, so
-        # this holds for a prompt, for one new token, and for a chunk behind older context.
+            table[index] = slots[0]
+            table[index, :length] = slots
+        # A query sees the keys up to its own position: [height, 1, width, longest]. Positions count within a request,
+        # so this holds for a prompt, for one new token, and for a chunk behind older context.
         key_position = torch.arange(longest, device=batch.tokens.device)
-        mask = (batch.positions.view(rows, 1, width, 1) >= key_position).expand(rows, 1, width, longest)
+        mask = (batch.positions.view(height, 1, width, 1) >= key_position).expand(height, 1, width, longest)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             if batch.real is not None:
                 k, v = k[batch.real], v[batch.real]  # [R, ...] -> [N, ...]: padding rows leave nothing in the arena
             self.cache.write(layer, batch.slot_mapping, k, v)
-            keys, values = self.cache.read(layer, table)  # [rows, longest, kv_heads, head_dim]
-            q = q.view(rows, width, *q.shape[1:]).transpose(1, 2)  # [rows, heads, width, head_dim]
+            keys, values = self.cache.read(layer, table)  # [height, longest, kv_heads, head_dim]
+            q = q.view(height, width, *q.shape[1:]).transpose(1, 2)  # [height, heads, width, head_dim]
             out = F.scaled_dot_product_attention(
                 q, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, enable_gqa=True
             )
@@ -93,8 +93,8 @@ class PerRequest:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
             out = torch.empty_like(q)
-            for (start, end), own in zip(pairwise(batch.starts), slots):
-                out[start:end] = one_request(q[start:end], *self.cache.read(layer, own))
+            for (start, end), held in zip(pairwise(batch.starts), slots):
+                out[start:end] = one_request(q[start:end], *self.cache.read(layer, held))
             return out
 
         return attend

@@ -68,8 +68,8 @@ class Batch:
     def block_table(self) -> torch.Tensor:
         """`tables` as a rectangle [B, most blocks], int32, filled up with 0, which is never read."""
         width = max(map(len, self.tables))
-        rows = [[*table, *[0] * (width - len(table))] for table in self.tables]
-        return torch.tensor(rows, dtype=torch.int32, device=self.tokens.device)
+        filled = [[*table, *[0] * (width - len(table))] for table in self.tables]
+        return torch.tensor(filled, dtype=torch.int32, device=self.tokens.device)
 
     def slots(self, index: int) -> torch.Tensor:
         """The K/V slots of request `index`'s positions 0 .. length - 1: [length], long."""
@@ -79,18 +79,18 @@ class Batch:
         return slots.flatten()[: self.lengths[index]]
 
 
-def flat(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
+def flat(plan: Plan, memory: Slots | Blocks, height: int, device: torch.device) -> Batch:
     """Selective batching's stream: the requests' tokens one behind the other, nothing else (Orca, section 3.2). It has
-    as many rows as tokens, whatever `rows` says."""
+    as many rows as tokens, whatever `height` says."""
     starts = [0, *accumulate(n_tokens for _, n_tokens in plan)]
     return lay_out(plan, memory, starts[:-1], starts[-1], device)
 
 
-def rectangle(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
-    """`rows` requests by the longest one's tokens, padded on the right: what a model without selective batching needs.
+def rectangle(plan: Plan, memory: Slots | Blocks, height: int, device: torch.device) -> Batch:
+    """`height` requests by the longest one's tokens, padded on the right, for a model without selective batching.
     Rows past the plan belong to requests that have ended and still take part."""
     width = max(n_tokens for _, n_tokens in plan)
-    return lay_out(plan, memory, [index * width for index in range(len(plan))], rows * width, device)
+    return lay_out(plan, memory, [index * width for index in range(len(plan))], height * width, device)
 
 
 def lay_out(plan: Plan, memory: Slots | Blocks, starts: list[int], size: int, device: torch.device) -> Batch:
@@ -111,6 +111,6 @@ def lay_out(plan: Plan, memory: Slots | Blocks, starts: list[int], size: int, de
         return torch.tensor(numbers, dtype=torch.long, device=device)
 
     counts, lengths = [n_tokens for _, n_tokens in plan], [request.computed + n_tokens for request, n_tokens in plan]
-    rows = long(real) if len(real) < size else None
-    placed = long(tokens), long(positions), rows, long(slot_mapping)
-    return Batch(plan, *placed, counts, lengths, memory.block_size, wanted, long(last))
+    where = long(real) if len(real) < size else None
+    stream = long(tokens), long(positions), where, long(slot_mapping)
+    return Batch(plan, *stream, counts, lengths, memory.block_size, wanted, long(last))

@@ -19,7 +19,7 @@ from tinyengine.inputs import Prompt
 from tinyengine.outputs import Output, Outputs, StreamedToken
 from tinyengine.qwen3 import Qwen3
 from tinyengine.request import SamplingParams, Slo
-from tinyengine.sampler import draw, sample
+from tinyengine.sampler import gumbel_max, sample
 from tinyengine.scheduler import Plan, Scheduler, Tokens
 from tinyengine.stages import STAGES, build
 from tinyengine.stream import Stream
@@ -70,7 +70,7 @@ class Engine:
         kind, n_blocks = STAGES[stage][2], self.memory.n_slots // self.memory.block_size
         self.attention = kind(KVCache(model.config, n_blocks, self.memory.block_size, model.device, model.dtype))
         self.operators = self.attention.operators(model)
-        self.draw = draw
+        self.draw = gumbel_max
         self.clock = clock or WallClock()
         self.trace = Trace.of(stage, self.scheduler, keep={"full": None, None: 0}.get(trace, trace))
         self.guard = Guard()
@@ -127,7 +127,7 @@ class Engine:
         plan = self.scheduler.schedule()  # [(request, n_tokens)]: who runs, how many tokens each
         if not plan:
             return self._idle()
-        batch = self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
+        batch = self.attention.layout(plan, self.memory, self.scheduler.height(plan), self.model.device)
         tokens = sample(self.logits(batch), batch, self.draw)  # one token for each that has caught up
         iteration = self._record(plan, tokens, batch, started)  # what every picture is drawn from
         self.outputs.put(self.scheduler.commit(plan, tokens))  # append, finish, free

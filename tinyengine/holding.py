@@ -23,18 +23,18 @@ class Holders:
 
     def __init__(self):
         self.holders: dict[str, Request] = {}
-        self._ranges: dict[str, tuple] = {}  # by id: a table, how long it was, and its ranges
+        self._known: dict[str, tuple] = {}  # by id: a table, how long it was, and its ranges
 
     def holdings(self) -> dict[str, Holding]:
         """What each request holds now, by id, in order of admission; a block of several requests appears with each."""
-        ranges, size = {}, self.block_size
+        known, size = {}, self.block_size
         for key, request in self.holders.items():
-            table, length, known = self._ranges.get(key, (None, 0, ()))
+            table, length, ranges = self._known.get(key, (None, 0, ()))
             if table is not request.table or length != len(table):  # a table only grows
-                known = tuple((part.start * size, part.stop * size) for part in as_ranges(request.table))
-            ranges[key] = request.table, len(request.table), known
-        self._ranges = ranges
-        return {key: Holding(ranges[key][2], request.computed) for key, request in self.holders.items()}
+                ranges = tuple((part.start * size, part.stop * size) for part in as_ranges(request.table))
+            known[key] = request.table, len(request.table), ranges
+        self._known = known
+        return {key: Holding(known[key][2], request.computed) for key, request in self.holders.items()}
 
 
 def as_ranges(table: range | list[int]) -> list[range]:

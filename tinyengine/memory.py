@@ -145,10 +145,10 @@ class Blocks(Holders):
         """Gives a request the blocks that its first `n_slots` positions lack, or changes nothing and returns False."""
         if n_slots <= len(request.table) * self.block_size:
             return True
-        missing = self.missing(request, n_slots)
-        if missing > len(self.free):
+        n_blocks = self.missing(request, n_slots)
+        if n_blocks > len(self.free):
             return False
-        request.table += self._take(missing)
+        request.table += self.take(n_blocks)
         return True
 
     def release(self, request: Request):
@@ -157,7 +157,7 @@ class Blocks(Holders):
             return
         del self.holders[request.request_id]
         blocks, request.table = request.table, []
-        self._give_back(reversed(blocks))  # the beginning of a text stays longest
+        self.give_back(reversed(blocks))  # the beginning of a text stays longest
 
     def slots(self, request: Request, first: int, end: int) -> list[int]:
         """The slots of the request's positions first .. end - 1."""
@@ -172,8 +172,8 @@ class Blocks(Holders):
             room = len(request.table) * self.block_size
             assert request.computed <= room, f"{request.request_id!r} has outgrown its blocks"
 
-    def _take(self, n_blocks: int) -> list[int]:
+    def take(self, n_blocks: int) -> list[int]:
         return [self.free.popleft() for _ in range(n_blocks)]
 
-    def _give_back(self, blocks):
+    def give_back(self, blocks):
         self.free.extend(blocks)

@@ -63,7 +63,7 @@ class OverlappedEngine(Engine):
         plan = self.scheduler.schedule()
         if not plan:
             return self.settle() if self._flight else self._idle()
-        batch = self.attention.layout(plan, self.memory, self.scheduler.rows(plan), self.model.device)
+        batch = self.attention.layout(plan, self.memory, self.scheduler.height(plan), self.model.device)
         chosen = self._launch(batch)
         iteration = self._record_launch(plan, batch, started)
         land = self.fetch(chosen)

@@ -21,15 +21,15 @@ class CachedBlocks(Blocks):
         super().__init__(*args)
         self.free = OrderedDict.fromkeys(self.free)  # in order of freeing; a cached block is taken from its middle
         self.references = [0] * self.n_blocks  # in how many tables a block stands
-        self._block_of: dict[bytes, int] = {}  # hash -> the block that has these tokens' K/V
-        self._hash_of: dict[int, bytes] = {}  # its inverse
+        self.block_of: dict[bytes, int] = {}  # hash -> the block that has these tokens' K/V
+        self.hash_of: dict[int, bytes] = {}  # its inverse
         self._chains: dict[str, list[bytes]] = {}  # hashes of a request's full blocks, as far as they were asked for
         self._filed: dict[str, int] = {}  # how many blocks of a request have been filed
 
     def admit(self, request: Request, kept_free: int = 0) -> bool:
         """As `Blocks.admit`; the request then holds the cached blocks, and `computed` begins behind them."""
         self.file_full_blocks()
-        cached = self._cached_prefix(request)
+        cached = self.cached_prefix(request)
         idle = sum(not self.references[block] for block in cached)  # these are free until they are taken over
         if self.blocks(len(request.tokens)) - len(cached) + idle > len(self.free) - kept_free:
             return False
@@ -57,9 +57,9 @@ class CachedBlocks(Blocks):
             full, filed = request.computed // self.block_size, self._filed.get(request.request_id, 0)
             if full == filed:
                 continue
-            for block, key in zip(request.table[filed:full], self._chain(request, full)[filed:]):
-                if key not in self._block_of:  # else another block has the same K/V, and this one stays private
-                    self._block_of[key], self._hash_of[block] = block, key
+            for block, key in zip(request.table[filed:full], self.chain(request, full)[filed:]):
+                if key not in self.block_of:  # else another block has the same K/V, and this one stays private
+                    self.block_of[key], self.hash_of[block] = block, key
             self._filed[request.request_id] = full
 
     def check(self):
@@ -71,17 +71,17 @@ class CachedBlocks(Blocks):
             assert request.computed <= room, f"{request.request_id!r} has outgrown its blocks"
             for place, block in enumerate(request.table):
                 places.setdefault(block, []).append((request, place))
-        known = {*places, *self.free, *self._hash_of}
+        known = {*places, *self.free, *self.hash_of}
         assert known == set(range(self.n_blocks)), "a block is lost, or is none of the pool's"
         for block, references in enumerate(self.references):
             self._check_block(block, references, places.get(block, []))
-        inverse = {block: key for key, block in self._block_of.items()}
-        assert inverse == self._hash_of, "the prefix cache contradicts itself"
-        for block, key in self._hash_of.items():
+        inverse = {block: key for key, block in self.block_of.items()}
+        assert inverse == self.hash_of, "the prefix cache contradicts itself"
+        for block, key in self.hash_of.items():
             for request, place in places.get(block, []):
                 computed = request.computed >= (place + 1) * self.block_size
                 assert computed, f"block {block} is cached, but not computed"
-                assert self._chain(request, place + 1)[place] == key, f"block {block} is cached under another text"
+                assert self.chain(request, place + 1)[place] == key, f"block {block} is cached under another text"
 
     def _check_block(self, block: int, references: int, holders: list[tuple[Request, int]]):
         assert references == len(holders), f"block {block} counts {references} references, but has {len(holders)}"
@@ -89,21 +89,21 @@ class CachedBlocks(Blocks):
         contents = {tuple(request.tokens[: (place + 1) * self.block_size]) for request, place in holders}
         assert len(contents) <= 1, f"block {block} is shared, but not its tokens"
         if len(holders) > 1:
-            assert block in self._hash_of, f"block {block} is shared, but was never cached"
+            assert block in self.hash_of, f"block {block} is shared, but was never cached"
             ids = {request.request_id for request, _ in holders}
             assert len(ids) == len(holders), f"block {block} is twice in a table"
 
-    def _cached_prefix(self, request: Request) -> list[int]:
+    def cached_prefix(self, request: Request) -> list[int]:
         """The cached blocks that the request can begin with. The last token is always left to be computed: without it
         there would be no logits to sample from."""
         cached = []
-        for key in self._chain(request, (len(request.tokens) - 1) // self.block_size):
-            if key not in self._block_of:
+        for key in self.chain(request, (len(request.tokens) - 1) // self.block_size):
+            if key not in self.block_of:
                 break
-            cached.append(self._block_of[key])
+            cached.append(self.block_of[key])
         return cached
 
-    def _chain(self, request: Request, n_blocks: int) -> list[bytes]:
+    def chain(self, request: Request, n_blocks: int) -> list[bytes]:
         """The hashes of the request's first `n_blocks` blocks; each covers all tokens up to the end of its block."""
         chain, size = self._chains.setdefault(request.request_id, []), self.block_size
         for index in range(len(chain), n_blocks):
@@ -112,16 +112,16 @@ class CachedBlocks(Blocks):
             chain.append(blake2b(before + tokens.tobytes(), digest_size=16).digest())
         return chain[:n_blocks]
 
-    def _take(self, n_blocks: int) -> list[int]:
+    def take(self, n_blocks: int) -> list[int]:
         """The blocks that have been free for longest."""
         blocks = [self.free.popitem(last=False)[0] for _ in range(n_blocks)]
         for block in blocks:
             self.references[block] = 1
-            if block in self._hash_of:  # evicted: its K/V are about to be overwritten
-                del self._block_of[self._hash_of.pop(block)]
+            if block in self.hash_of:  # evicted: its K/V are about to be overwritten
+                del self.block_of[self.hash_of.pop(block)]
         return blocks
 
-    def _give_back(self, blocks):
+    def give_back(self, blocks):
         for block in blocks:
             self.references[block] -= 1
             if not self.references[block]:

@@ -82,10 +82,10 @@ class Prioritised:
             self.running.sort(key=urgency)  # newcomers stand at its end
         return plan
 
-    def _share(self, request: Request, budget: int) -> int:
+    def share(self, request: Request, budget: int) -> int:
         """One token is left for each running request behind this one, whose decode would stall while an urgent prompt
         takes all."""
         if self.policy == "fcfs":
-            return super()._share(request, budget)
+            return super().share(request, budget)
         behind = len(self.running) - 1 - self._places.get(request, len(self.running) - 1)
-        return super()._share(request, max(1, budget - behind))
+        return super().share(request, max(1, budget - behind))

@@ -14,7 +14,7 @@ from tinyengine.request import Request
 from tinyengine.scheduler import Tokens
 
 
-def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def gumbel_max(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Samples from softmax(logits): logits [n, vocab], seeds [n, 1], positions [n, 1] -> tokens [n].
 
     The Gumbel-max trick: the argmax of log-probability + Gumbel noise is a sample, with no running sum over the
@@ -23,7 +23,7 @@ def draw(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> 
     return (logits + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(-1)
 
 
-def sample(logits: torch.Tensor, batch: Batch, draw: Callable = draw) -> Tokens:
+def sample(logits: torch.Tensor, batch: Batch, draw: Callable = gumbel_max) -> Tokens:
     """logits [len(batch.wanted), vocab] -> what each request of the plan gets, as Scheduler.commit wants it."""
     chosen: dict[Request, list[int]] = {}
     for (request, _), token in zip(batch.wanted, choose(logits, batch.wanted, draw).tolist()):
@@ -49,7 +49,7 @@ def accept(request: Request, chosen: list[int]) -> list[int]:
     return chosen[: place - len(request.tokens) + request.guesses]
 
 
-def choose(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callable = draw) -> torch.Tensor:
+def choose(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callable = gumbel_max) -> torch.Tensor:
     """logits [n, vocab] of n rows -> their next tokens [n], long. wanted: as in a Batch."""
     if any(request.params.repetition_penalty != 1.0 for request, _ in wanted):
         logits = penalise(logits, wanted)
@@ -57,7 +57,7 @@ def choose(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callab
     drawn = [row for row, (request, _) in enumerate(wanted) if request.params.temperature > 0]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)
-        tokens[rows] = _draw(logits[rows], [wanted[row] for row in drawn], draw)
+        tokens[rows] = draw_each(logits[rows], [wanted[row] for row in drawn], draw)
     return tokens
 
 
@@ -74,7 +74,7 @@ def penalise(logits: torch.Tensor, wanted: list[tuple[Request, int]]) -> torch.T
     return logits
 
 
-def _draw(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callable) -> torch.Tensor:
+def draw_each(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callable) -> torch.Tensor:
     """Samples each row from softmax(logits / temperature), cut to top_k and top_p: logits [n, vocab] -> [n]."""
     params, vocab = [request.params for request, _ in wanted], logits.shape[-1]
 
@@ -83,13 +83,13 @@ def _draw(logits: torch.Tensor, wanted: list[tuple[Request, int]], draw: Callabl
 
     # The best logit becomes 0 first: divided by a very small temperature it must not become infinite.
     logits = logits.float()
-    logits = (logits - logits.amax(-1, keepdim=True)) / column([own.temperature for own in params], torch.float32)
-    if any(own.top_k > 0 or own.top_p < 1.0 for own in params):
-        top_k = [min(own.top_k, vocab) if own.top_k > 0 else vocab for own in params]
+    logits = (logits - logits.amax(-1, keepdim=True)) / column([one.temperature for one in params], torch.float32)
+    if any(one.top_k > 0 or one.top_p < 1.0 for one in params):
+        top_k = [min(one.top_k, vocab) if one.top_k > 0 else vocab for one in params]
         # infinite where there is no limit: the running sum may round to 1 before the last token
-        top_p = [own.top_p if own.top_p < 1.0 else torch.inf for own in params]
+        top_p = [one.top_p if one.top_p < 1.0 else torch.inf for one in params]
         logits = cut(logits, column(top_k), column(top_p, torch.float32))
-    return draw(logits, column([own.seed for own in params]), column([length for _, length in wanted]))
+    return draw(logits, column([one.seed for one in params]), column([length for _, length in wanted]))
 
 
 def cut(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -55,8 +55,8 @@ class Scheduler:
         """The next batch: [(request, n_tokens), ...]; [] when nothing can run."""
         raise NotImplementedError(f"{type(self).__name__} has no schedule()")
 
-    def rows(self, plan: Plan) -> int:
-        """Rows that the batch has where it is computed as a rectangle."""
+    def height(self, plan: Plan) -> int:
+        """How many requests the batch is computed for, where it is computed as a rectangle."""
         return len(plan)
 
     def observe(self, n_tokens: int, seconds: float):
@@ -114,14 +114,14 @@ class Static(Scheduler):
     requests).
     """
 
-    batch_size = 0  # rows of the rectangle; it keeps those of finished requests until it is refilled
+    batch_size = 0  # requests of the batch, those among them that have ended included, until it is refilled
 
     def schedule(self) -> Plan:
         if not self.running:
             self.batch_size = len(self._admit())
         return [(request, request.gap) for request in self.running]
 
-    def rows(self, plan: Plan) -> int:
+    def height(self, plan: Plan) -> int:
         return self.batch_size
 
 
@@ -154,7 +154,7 @@ class Paged(Scheduler):
             if self.memory.grow(request, len(request.tokens)):
                 plan.append((request, request.gap))
             else:
-                self._preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
+                self.preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
         while len(self.waiting) <= waited and self._admit_next():  # a step that preempts admits none
             request = self.running[-1]
             self.memory.grow(request, len(request.tokens))
@@ -168,7 +168,7 @@ class Paged(Scheduler):
         self.running.append(self.waiting.popleft())
         return True
 
-    def _preempt(self, request: Request):
+    def preempt(self, request: Request):
         """Takes back all blocks of the request: it waits at the front of the queue, and computes anew."""
         self.running.remove(request)
         self.memory.release(request)
@@ -198,20 +198,20 @@ class Chunked(Paged):
         plan, waited, budget = [], len(self.waiting), self.token_budget
         while len(plan) < len(self.running) and budget > 0:
             request = self.running[len(plan)]
-            n_tokens = min(request.gap, self._share(request, budget))  # a chunk, where the budget is smaller
+            n_tokens = min(request.gap, self.share(request, budget))  # a chunk, where the budget is smaller
             if self.memory.grow(request, request.computed + n_tokens):
                 plan.append((request, n_tokens))
                 budget -= n_tokens
             else:
-                self._preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
+                self.preempt(self.running[-1])  # the newest: perhaps this one, never one that is planned
         while len(self.waiting) <= waited and budget > 0 and self._admit_next():  # a step that preempts admits none
             request = self.running[-1]
-            n_tokens = min(request.gap, self._share(request, budget))
+            n_tokens = min(request.gap, self.share(request, budget))
             self.memory.grow(request, request.computed + n_tokens)
             plan.append((request, n_tokens))
             budget -= n_tokens
         return plan
 
-    def _share(self, request: Request, budget: int) -> int:
+    def share(self, request: Request, budget: int) -> int:
         """What the request may have of the budget that is left: here all of it; a subclass may give less."""
         return budget

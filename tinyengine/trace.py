@@ -161,8 +161,8 @@ class Trace:
 
     def __post_init__(self):
         self._unfinished: set[str] = set()  # of those that have arrived
-        # the requests that held memory at the newest hold(), and have not ended: their ranges, as given and as kept
-        self._holders: dict[str, tuple[Ranges, Ranges]] = {}
+        # by id, who held memory at the newest hold(), and has not ended: its ranges, as given and as kept
+        self._seen: dict[str, tuple[Ranges, Ranges]] = {}
         self._reached: dict[str, int] = {}  # how far each of the unfinished was ever computed
 
     @classmethod
@@ -226,15 +226,15 @@ class Trace:
         if self.keep == 0:
             self.pieces.clear()
             return
-        if holders.keys() == self._holders.keys():
+        if holders.keys() == self._seen.keys():
             return
-        for request_id in reversed(self._holders):  # the last one in is the first one out
+        for request_id in reversed(self._seen):  # the last one in is the first one out
             if request_id not in holders:
                 self.event("preempt", request_id)
         for request_id, request in holders.items():
-            if request_id not in self._holders:  # all that it has computed by now came from the prefix cache
+            if request_id not in self._seen:  # all that it has computed by now came from the prefix cache
                 self.event("admit", request_id, cached=request.computed)
-        self._holders = {request_id: self._holders.get(request_id, ((), ())) for request_id in holders}
+        self._seen = {request_id: self._seen.get(request_id, ((), ())) for request_id in holders}
 
     def iteration(
         self,
@@ -273,9 +273,9 @@ class Trace:
         if self.keep is not None:
             old = len(self.iterations) - self.keep
             if old >= self.keep and old >= len(self._unfinished) // 64:  # a cut looks at each of these
-                self._cut(old)
+                self.forget(old)
         for span in iteration.spans:
-            if span.request_id in self._holders:  # else it has ended meanwhile
+            if span.request_id in self._seen:  # else it has ended meanwhile
                 self._reached[span.request_id] = max(self._reached.get(span.request_id, 0), span.end)
         self.iterations.append(iteration)
         return self.forgotten + len(self.iterations) - 1
@@ -315,7 +315,7 @@ class Trace:
             self.events.append(Event(len(self.iterations) - ends, kind, request_id, detail, cached))
         if ends:
             self._unfinished.discard(request_id)
-            self._holders.pop(request_id, None)
+            self._seen.pop(request_id, None)
             self._reached.pop(request_id, None)
 
     def to_json(self) -> dict:
@@ -363,12 +363,12 @@ class Trace:
 
     def _kept(self, request_id: str, ranges: Ranges) -> Ranges:
         """The same ranges, made of those that older iterations have: a table only grows, and that at its end."""
-        given, kept = self._holders[request_id]
+        given, kept = self._seen[request_id]
         if ranges is not given:
             pairs = enumerate(zip(kept, ranges))
             same = next((place for place, (old, new) in pairs if old != new), min(len(kept), len(ranges)))
             kept = kept[:same] + ranges[same:]
-            self._holders[request_id] = ranges, kept
+            self._seen[request_id] = ranges, kept
         return kept
 
     def _standings(self) -> Iterator[tuple["Standing", bool]]:
@@ -383,7 +383,7 @@ class Trace:
                 place += 1
             yield standing, place > since
 
-    def _cut(self, count: int):
+    def forget(self, count: int):
         """Forgets the first `count` iterations, and the requests that had ended by then."""
         gone = {event.request_id for event in self.events if event.ends and event.before <= count}
         for iteration in self.iterations[:count]:

@@ -81,7 +81,7 @@ def test_the_stall_is_the_longest_gap_of_the_decodes_in_a_typical_run():
 def test_a_promise_left_open_is_a_sixth_of_the_stall(monkeypatch):
     monkeypatch.setattr(stall, "profile", lambda *args, **options: [(16, 0.016), (512, 0.512)])
     runs = {"paged": run_of(0.1, 0.1, 0.3, 0.3), "chunked": run_of(0.1, 0.1, 0.1, 0.1)}
-    monkeypatch.setattr(stall, "_once", lambda model, stage, *sizes: runs[stage])
+    monkeypatch.setattr(stall, "one_run", lambda model, stage, *sizes: runs[stage])
     result = stall.run(repeats=1)
     assert result["tbt_target"] == pytest.approx(0.1)
     assert result["budget"] in (80, 96)  # 100 tokens at a millisecond each, aligned
@@ -94,7 +94,7 @@ def test_the_scheduler_is_measured_with_all_requests_decoding():
     for row in result["schedulers"].values():
         assert 0 < row["schedule"] < row["both"] and 0 < row["commit"] < row["both"]
     for kind in scheduler.SCHEDULERS:
-        made = scheduler._decoding(kind, running=8, steps=20)
+        made = scheduler.decoding(kind, running=8, steps=20)
         for _ in range(20):  # to the last step all decode, and none ends
             plan = made.schedule()
             assert [n for _, n in plan] == [1] * 8

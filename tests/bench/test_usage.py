@@ -31,7 +31,7 @@ def test_usage_measures_fresh_processes_and_keeps_what_was_measured_of_the_tests
     monkeypatch.setattr(usage, "watch", watch)
     monkeypatch.setattr(usage, "RESULTS", tmp_path)
     times = {"pass": 1.0, "Engine": 4.0, "import sys, tinyengine": 1.5}  # of a process, by what is in its program
-    monkeypatch.setattr(usage, "_seconds_of_python", lambda text: next(times[own] for own in times if own in text))
+    monkeypatch.setattr(usage, "seconds_of_python", lambda text: next(times[own] for own in times if own in text))
     first = usage.run(repeats=1, demos=2)
     assert calls == ["demo", "demo"] and first["demo_peak_bytes"] == 20 and first["tests"] is None
     assert first["bare_s"] == 1.0 and first["engine_s"] == 3.0 and first["import_s"] == 0.5
@@ -48,9 +48,9 @@ def test_usage_measures_fresh_processes_and_keeps_what_was_measured_of_the_tests
 
 
 def test_a_fresh_python_that_fails_is_an_error():
-    assert usage._seconds_of_python("import sys, tinyengine\nassert 'torch' not in sys.modules") > 0
+    assert usage.seconds_of_python("import sys, tinyengine\nassert 'torch' not in sys.modules") > 0
     with pytest.raises(subprocess.CalledProcessError):
-        usage._seconds_of_python("assert False")
+        usage.seconds_of_python("assert False")
 
 
 def test_the_peak_is_that_of_the_process_that_held_most_and_not_of_the_one_that_asks():

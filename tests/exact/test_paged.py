@@ -248,7 +248,7 @@ def table_off_by_one(monkeypatch):
 
 def hash_of_the_block_alone(monkeypatch):
     """A block is found by its own tokens, whatever came before it."""
-    real = CachedBlocks._chain
+    real = CachedBlocks.chain
 
     def chain(self, request, n_blocks):
         size, hashes = self.block_size, []
@@ -259,7 +259,7 @@ def hash_of_the_block_alone(monkeypatch):
             self._chains.pop(part.request_id)
         return hashes
 
-    monkeypatch.setattr(CachedBlocks, "_chain", chain)
+    monkeypatch.setattr(CachedBlocks, "chain", chain)
     monkeypatch.setattr(CachedBlocks, "check", lambda self: None)
 
 
@@ -270,7 +270,7 @@ def evicted_blocks_keep_their_hash(monkeypatch):
             self.references[block] = 1
         return blocks
 
-    monkeypatch.setattr(CachedBlocks, "_take", take)
+    monkeypatch.setattr(CachedBlocks, "take", take)
     monkeypatch.setattr(CachedBlocks, "check", lambda self: None)
 
 
@@ -294,7 +294,7 @@ def a_cached_block_stays_free(monkeypatch):
 
     def admit(self, request, kept_free=0):
         self.file_full_blocks()
-        cached = self._cached_prefix(request)
+        cached = self.cached_prefix(request)
         if self.blocks(len(request.tokens)) - len(cached) > len(self.free) - kept_free:
             return False
         for block in cached:
@@ -322,7 +322,7 @@ def preempted_requests_keep_their_count(monkeypatch):
         request.computed = max(request.computed, before)
         return admitted
 
-    monkeypatch.setattr(Paged, "_preempt", preempt)
+    monkeypatch.setattr(Paged, "preempt", preempt)
     monkeypatch.setattr(CachedBlocks, "admit", admit)
     for memory in (Blocks, CachedBlocks):
         monkeypatch.setattr(memory, "check", lambda self: None)
@@ -362,20 +362,20 @@ def noise_of_the_first_guess_for_all(monkeypatch):
 
 
 def a_chunk_one_too_long(monkeypatch):
-    real = Chunked._share
-    monkeypatch.setattr(Chunked, "_share", lambda *args: real(*args) + 1)
+    real = Chunked.share
+    monkeypatch.setattr(Chunked, "share", lambda *args: real(*args) + 1)
 
 
 def a_full_hit_leaves_nothing_to_compute(monkeypatch):
     def cached_prefix(self, request):
         cached = []
-        for key in self._chain(request, len(request.tokens) // self.block_size):
-            if key not in self._block_of:
+        for key in self.chain(request, len(request.tokens) // self.block_size):
+            if key not in self.block_of:
                 break
-            cached.append(self._block_of[key])
+            cached.append(self.block_of[key])
         return cached
 
-    monkeypatch.setattr(CachedBlocks, "_cached_prefix", cached_prefix)
+    monkeypatch.setattr(CachedBlocks, "cached_prefix", cached_prefix)
 
 
 def queue_jumpers(monkeypatch):

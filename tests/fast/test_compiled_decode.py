@@ -61,7 +61,7 @@ def is_one_call(engine: Engine) -> bool:
 
 def next_batch(engine: Engine):
     plan = engine.scheduler.schedule()
-    return engine.attention.layout(plan, engine.memory, engine.scheduler.rows(plan), engine.model.device)
+    return engine.attention.layout(plan, engine.memory, engine.scheduler.height(plan), engine.model.device)
 
 
 def decoding(model, **options) -> Engine:

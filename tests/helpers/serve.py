@@ -1,7 +1,9 @@
 """Requests alone, and an engine run under watch."""
 
-from dataclasses import dataclass, field, replace
+from collections import deque
+from dataclasses import dataclass, field, fields, replace
 
+from helpers.drive import requests_in
 from tinyengine import STAGES, Engine, SamplingParams
 from tinyengine.clock import IterationClock
 from tinyengine.memory import Blocks
@@ -65,12 +67,11 @@ def iteration_engine(model, stage: str, **options) -> Engine:
 def assert_nothing_left(engine: Engine):
     """No request, no memory, no detokenizer, no queue entry outlives its end."""
     engine.memory.check()
-    assert not (engine.memory.holders or engine.memory.holdings() or engine.memory._ranges)
+    assert not requests_in(engine.memory)
     assert not engine.has_unfinished() and not engine.scheduler.has_unfinished()
-    outputs, trace = engine.outputs, engine.trace
-    assert not (outputs.open or outputs._committed or outputs._written or outputs._streamed or outputs._dropped)
+    recorded = {field.name for field in fields(engine.trace)}
+    state = vars(engine.outputs) | {name: kept for name, kept in vars(engine.trace).items() if name not in recorded}
+    assert not [name for name, kept in state.items() if isinstance(kept, dict | list | set | deque) and kept]
     assert not (len(engine.arrivals) or engine.scheduler.waiting or engine.scheduler.running)
-    assert not (trace._unfinished or trace._holders or trace._reached)
     if isinstance(engine.memory, Blocks):
-        assert not getattr(engine.memory, "_chains", None)
         assert len(engine.memory.free) == engine.memory.n_blocks

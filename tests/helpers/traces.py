@@ -111,7 +111,7 @@ class Stepper:
         plan = self.scheduler.schedule()
         computed = sum(n_tokens for _, n_tokens in plan)
         is_padded = self.memory.contiguous
-        rows = max(n_tokens for _, n_tokens in plan) * self.scheduler.rows(plan) if is_padded else computed
+        rows = max(n_tokens for _, n_tokens in plan) * self.scheduler.height(plan) if is_padded else computed
         if self.watch:
             self.watch(plan, self.memory)
         tokens = [_tokens(request, n_tokens, self.alphabet, self.chance) for request, n_tokens in plan]
@@ -173,7 +173,7 @@ def run(*args, **options) -> Trace:
 def cut(trace: Trace, count: int) -> Trace:
     """The trace without its first `count` iterations, as one that forgets has them not."""
     rest = Trace.from_json(trace.to_json())
-    rest._cut(count)
+    rest.forget(count)
     return rest
 
 

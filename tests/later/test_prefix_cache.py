@@ -212,7 +212,7 @@ def swap_tables(memory, a, b):
 
 def share_without_a_hash(memory, a, b):
     block = a.table[0]
-    del memory._block_of[memory._hash_of.pop(block)]
+    del memory.block_of[memory.hash_of.pop(block)]
 
 
 def share_other_tokens(memory, a, b):
@@ -233,11 +233,11 @@ def outgrow_the_table(memory, a, b):
 
 
 def two_hashes_of_a_block(memory, a, b):
-    memory._block_of[b"another"] = a.table[0]
+    memory.block_of[b"another"] = a.table[0]
 
 
 def a_hash_of_nothing(memory, a, b):
-    memory._hash_of[next(iter(memory.free))] = b"another"
+    memory.hash_of[next(iter(memory.free))] = b"another"
 
 
 def find_what_is_not_computed(memory, a, b):
@@ -253,7 +253,7 @@ def free_a_block_past_the_end(memory, a, b):
 
 
 def a_hash_past_the_end(memory, a, b):
-    memory._block_of[b"another"], memory._hash_of[memory.n_blocks] = memory.n_blocks, b"another"
+    memory.block_of[b"another"], memory.hash_of[memory.n_blocks] = memory.n_blocks, b"another"
 
 
 @pytest.mark.parametrize(

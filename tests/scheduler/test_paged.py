@@ -239,7 +239,7 @@ def test_blocks_that_come_back_from_the_cache_are_no_room_for_guesses():
     scheduler.add(again)
     for tokens in ([18, 2], [19, 1]):
         scheduler.commit(scheduler.schedule(), tokens)
-    scheduler._preempt(again)
+    scheduler.preempt(again)
     scheduler.num_speculative_tokens = 5
     assert scheduler.schedule() == [(other, 1), (again, 1)] and again.computed == 8 and again.guesses == 0
 

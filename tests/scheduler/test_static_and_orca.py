@@ -96,7 +96,7 @@ def test_the_static_rectangle_keeps_the_rows_of_requests_that_have_ended():
         scheduler.add(make(number, 2, output))
     rows = []
     while plan := scheduler.schedule():
-        rows.append((len(plan), scheduler.rows(plan)))
+        rows.append((len(plan), scheduler.height(plan)))
         scheduler.commit(plan, [DUMMY] * len(plan))
     assert rows == [(2, 2), (1, 2), (1, 2)]
 
@@ -110,7 +110,7 @@ def test_a_static_batch_whose_requests_are_all_aborted_is_refilled():
     for request in first:
         scheduler.abort(request)
     plan = scheduler.schedule()
-    assert [request.request_id for request, _ in plan] == ["r2"] and scheduler.rows(plan) == 1
+    assert [request.request_id for request, _ in plan] == ["r2"] and scheduler.height(plan) == 1
 
 
 # Orca's Algorithm 1
@@ -430,7 +430,7 @@ class Play:
         scheduler, memory = self.scheduler, self.scheduler.memory
         batch = [request for request, _ in plan]
         assert len(batch) == len(set(batch)) <= scheduler.max_num_seqs
-        assert len(batch) <= scheduler.rows(plan) <= scheduler.max_num_seqs
+        assert len(batch) <= scheduler.height(plan) <= scheduler.max_num_seqs
         assert all(n_tokens == request.gap and request.table for request, n_tokens in plan)
         assert all(n_tokens in (1, request.num_prompt_tokens) for request, n_tokens in plan)
         # first come, first served: what was running stays, in its place; what joins is a beginning of the queue

@@ -163,7 +163,7 @@ def test_its_metrics_are_those_of_the_time_that_it_has(seed, keep):
 @settings(max_examples=40, deadline=None)
 def test_perfetto_shows_only_its_own_time(seed, count):
     trace = busy(seed, 12)
-    trace._cut(min(count, len(trace.iterations) - 1))
+    trace.forget(min(count, len(trace.iterations) - 1))
     events = chrome_events(trace)["traceEvents"]
     end = max(event["ts"] + event.get("dur", 0) for event in events if "ts" in event)
     assert all(event["ts"] >= 0 for event in events if "ts" in event)
@@ -175,9 +175,9 @@ def test_earlier_tokens_are_counted_with_the_time_of_the_first_and_the_last():
         requests={"a": RequestRecord("a", 1, 9, 0.0)}, events=[Event(0, "arrive", "a"), Event(0, "admit", "a")]
     )
     trace.iterations += [Iteration(float(n), 1.0, (Span("a", n, 1, (7,)),)) for n in range(6)]
-    trace._cut(2)
+    trace.forget(2)
     assert trace.earlier["a"] == (2, 1.0, 2.0)
-    trace._cut(3)
+    trace.forget(3)
     assert trace.earlier["a"] == (5, 1.0, 5.0) and trace.forgotten == 5
     assert measure(trace).tbt.mean == 1.0 and measure(trace).ttft.mean is None
     assert repr(trace) == "<Trace of no stage: 1 requests, 1 iterations after 5 forgotten>"

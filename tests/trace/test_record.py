@@ -42,7 +42,7 @@ def run(make_scheduler, sizes, aborts=(), contiguous=True, max_num_seqs=2, n_slo
             scheduler.memory,
             time=float(now),
             duration=1.0,
-            padding=width * scheduler.rows(plan) - sum(n_tokens for _, n_tokens in plan),
+            padding=width * scheduler.height(plan) - sum(n_tokens for _, n_tokens in plan),
         )
         for request, _, reason in scheduler.commit(plan, tokens):
             trace.pieces[request.request_id].append(TEXTS[now % len(TEXTS)])

@@ -15,7 +15,7 @@ SCHEDULERS = (Paged, Chunked)
 def run(device: str = "cpu", running: int = 256, steps: int = 1000) -> dict:
     """Seconds of schedule() and of commit(), as medians of `steps` steps in which `running` requests get a token each;
     the schedulers take turns. No model runs, so `device` makes no difference."""
-    schedulers = {kind.__name__: _decoding(kind, running, steps) for kind in SCHEDULERS}
+    schedulers = {kind.__name__: decoding(kind, running, steps) for kind in SCHEDULERS}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in schedulers}
     tokens = [1] * running
     for _ in range(steps):
@@ -28,7 +28,7 @@ def run(device: str = "cpu", running: int = 256, steps: int = 1000) -> dict:
     return {"running": running, "steps": steps, "schedulers": {name: _medians(each) for name, each in times.items()}}
 
 
-def _decoding(kind: type[Scheduler], running: int, steps: int) -> Scheduler:
+def decoding(kind: type[Scheduler], running: int, steps: int) -> Scheduler:
     """A scheduler all of whose requests are past their prompts, and will decode for `steps` steps more."""
     prompts = [16 + index % 16 for index in range(running)]  # they need their next block at different moments
     blocks = sum(-(-(prompt + steps + 1) // 16) for prompt in prompts)

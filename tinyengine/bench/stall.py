@@ -66,18 +66,18 @@ def run(
 
 
 def _first_stall(model, sizes: Sizes) -> float:
-    return _measure(_typical([_once(model, "paged", 1, sizes) for _ in range(3)]))["worst_tbt"]
+    return _measure(_typical([one_run(model, "paged", 1, sizes) for _ in range(3)]))["worst_tbt"]
 
 
 def _before_and_after(model, budget: int, sizes: Sizes, repeats: int) -> list[dict]:
     runs: dict[str, list[Trace]] = {"paged": [], "chunked": []}
     for _ in range(repeats + 1):
         for stage, done in runs.items():
-            done.append(_once(model, stage, budget, sizes))
+            done.append(one_run(model, stage, budget, sizes))
     return [_measure(_typical(done[1:])) for done in runs.values()]  # the first of each has warmed thread pools up
 
 
-def _once(model, stage: str, budget: int, sizes: Sizes) -> Trace:
+def one_run(model, stage: str, budget: int, sizes: Sizes) -> Trace:
     rng = random.Random(0)
     params = SamplingParams(max_tokens=sizes.max_tokens, ignore_eos=True)
 

@@ -36,9 +36,9 @@ def run(device: str = "cpu", tests: bool = False, repeats: int = 9, demos: int =
         raise ValueError(f"usage runs `make`, but there is no Makefile in {ROOT}: run it in a clone")
     bare, imported, engine = [], [], []
     for _ in range(repeats):
-        bare.append(_seconds_of_python("pass"))
-        imported.append(_seconds_of_python("import sys, tinyengine\nassert 'torch' not in sys.modules"))
-        engine.append(_seconds_of_python("from tinyengine import Engine, load_model"))
+        bare.append(seconds_of_python("pass"))
+        imported.append(seconds_of_python("import sys, tinyengine\nassert 'torch' not in sys.modules"))
+        engine.append(seconds_of_python("from tinyengine import Engine, load_model"))
     runs = [watch(make("demo")) for _ in range(demos)]
     if any(one["status"] for one in runs):
         raise ValueError("`make demo` has failed: run it by itself to see why")
@@ -71,7 +71,7 @@ def watch(command: list[str], quiet: bool = True) -> dict:
     return json.loads(done.stdout)
 
 
-def _seconds_of_python(program: str) -> float:
+def seconds_of_python(program: str) -> float:
     started = perf_counter()
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
     return perf_counter() - started

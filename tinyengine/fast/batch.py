@@ -24,17 +24,17 @@ class RangeBatch(Batch):
         return super().slots(index)
 
 
-def rectangle(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> RangeBatch:
+def rectangle(plan: Plan, memory: Slots | Blocks, height: int, device: torch.device) -> RangeBatch:
     """As `batch.rectangle`."""
-    return RangeBatch(**vars(textbook.rectangle(plan, memory, rows, device)))
+    return RangeBatch(**vars(textbook.rectangle(plan, memory, height, device)))
 
 
-def flat(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
+def flat(plan: Plan, memory: Slots | Blocks, height: int, device: torch.device) -> Batch:
     """As `batch.flat`."""
     return lay_out(plan, memory, device, with_tables=False)
 
 
-def flat_with_tables(plan: Plan, memory: Slots | Blocks, rows: int, device: torch.device) -> Batch:
+def flat_with_tables(plan: Plan, memory: Slots | Blocks, height: int, device: torch.device) -> Batch:
     """And with it cu_seqlens_q, seqused_k and block_table, by which a kernel finds its way through blocks."""
     return lay_out(plan, memory, device, with_tables=True)
 

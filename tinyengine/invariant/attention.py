@@ -38,8 +38,8 @@ class InvariantAttention:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             self.cache.write(layer, batch.slot_mapping, k, v)
             out = torch.empty_like(q)
-            for (start, end), own in zip(pairwise(batch.starts), slots):
-                keys, values = self.cache.read(layer, own)  # [length, kv_heads, head_dim]
+            for (start, end), held in zip(pairwise(batch.starts), slots):
+                keys, values = self.cache.read(layer, held)  # [length, kv_heads, head_dim]
                 for row in range(start, end):
                     seen = positions[row] + 1  # a query sees the keys up to its own position
                     out[row] = one_query(q[row], keys[:seen], values[:seen], self.split)

@@ -29,7 +29,7 @@ TILES = (TILE_ROWS, 2 * TILE_ROWS, 4 * TILE_ROWS)  # heights of a product that a
 LARGE = 2**25  # numbers in a weight from which each call takes long by itself, however few its rows
 TWO_TILES = (2, 9)  # rows that make one tile and two: a large weight is tried with these alone
 
-_tested: dict[tuple, int] = {}  # by envelope and candidates: which of them holds
+tested: dict[tuple, int] = {}  # by envelope and candidates: which of them holds
 
 
 class SameThreads:
@@ -67,14 +67,14 @@ def first_that_holds(model, candidates: list[Operators]) -> Operators:
     Raises RuntimeError, naming operator and shape, where none of them holds.
     """
     key = envelope(model), *((type(operators), operators.tile_rows) for operators in candidates)
-    if key not in _tested:
+    if key not in tested:
         failure, tried = "", 0
         while failure is not None and tried < len(candidates):
             failure = next(failures(model, candidates[tried]), None)
             tried += 1
         _refuse(model, failure)
-        _tested[key] = tried - 1
-    return candidates[_tested[key]]
+        tested[key] = tried - 1
+    return candidates[tested[key]]
 
 
 @torch.inference_mode()
@@ -82,9 +82,9 @@ def check_attention(model, make_attention: Callable):
     """Raises RuntimeError where an attention gives a query other bits in company than alone; tested once per envelope
     and process."""
     key = envelope(model), make_attention
-    if key not in _tested:
+    if key not in tested:
         _refuse(model, failure_of_attention(model, make_attention))
-        _tested[key] = 0
+        tested[key] = 0
 
 
 def _refuse(model, failure: str | None):
