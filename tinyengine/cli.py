@@ -1,4 +1,7 @@
-"""The command line: `tinyengine demo`, `generate`, `bench`, and the commands of the course."""
+"""The command line: `tinyengine demo`, `generate`, `bench`, and the commands of the course.
+
+A command imports what it needs when it runs, here and in the cli.py of each room: `--help` waits for no torch.
+"""
 
 import argparse
 import json

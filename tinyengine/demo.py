@@ -52,7 +52,7 @@ class Scoreboard:
         }
 
     def write_html(self, path: Path):
-        from visualizers import compare  # imported here: the numbers alone need no picture
+        from visualizers import compare  # the numbers alone need no picture
 
         player = compare(views=VIEWS, **{run.stage: run.trace for run in self.runs})
         title = f'tinyengine demo: workload "{self.workload.name}" on the model "{self.model}"'

@@ -11,7 +11,7 @@ class Oracle:
     """transformers on the same weights, in float32 unless told otherwise. folder: in Hugging Face layout."""
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
-        # imported here: two seconds that only the oracle costs
+        # two seconds, which only the oracle costs
         from transformers import AutoModelForCausalLM, GenerationConfig, logging
 
         logging.disable_progress_bar()

@@ -59,7 +59,20 @@ class Open:
 class Outputs(dict):
     """The output of each request, by request id. Pop what you have read: an output stays until it is popped.
 
-    open: the unfinished requests, by id, also those whose output was popped already.
+    open: an Open of each unfinished request, by id, also of those whose output was popped already.
+
+    The way of a token:
+        put        takes it as the commit gave it
+        settle     writes it into its output as text, asks stop_when, ends the request
+        deliver    settle; returns it from the step
+
+    The ways of a request:
+        add        opens it: from now on it has an output
+        arrived    tells the trace of it
+        settle     ends it, by its newest token
+        abort      ends it now
+        drop       asks for an abort, and for its output to be forgotten: now, or by the next sweep
+        sweep      does what drop could not do in the middle of a step
     """
 
     def __init__(self, scheduler: Scheduler, trace: Trace, guard: Guard, tokenizer):
@@ -136,6 +149,7 @@ class Outputs(dict):
                 self.sweep()
 
     def sweep(self):
+        """Aborts and forgets what was dropped."""
         while self._dropped:
             request_id = self._dropped[0]
             if request_id in self.open:

@@ -40,7 +40,7 @@ def run(
         raise ValueError(f"threads is {threads}, but must be at least 1")
     if tests and "usage" not in modules:
         raise ValueError("tests are run by the benchmark 'usage', which is not asked for: name it too")
-    import torch  # imported here: the command line's help needs none of it
+    import torch  # `tinyengine bench --help` needs none
     from rich.console import Console
 
     from tinyengine.bench.record import check_device, circumstances

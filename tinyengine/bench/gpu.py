@@ -89,7 +89,7 @@ def kernel_errors(device: str) -> dict[str, float]:
     there is no GPU."""
     if device != "cuda":
         return {}
-    from tinyengine.fast.kernels.cuda import paged  # imported here: it needs Triton
+    from tinyengine.fast.kernels.cuda import paged  # needs Triton
 
     cases = {
         "prompts": [(17, 17), (300, 300), (1, 1), (64, 64)],

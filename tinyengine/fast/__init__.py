@@ -1,5 +1,6 @@
 """Every acceleration, behind one function. The textbook says what is computed, and this room computes the same in less
 time. It is the only one that knows numba and Triton, and without the folder every stage runs as its lesson shows it.
+Either may be missing, so what needs one is imported where it is used.
 
 `why_not(...)` says, where something is made, what keeps it from running here; `suits(batch)` says so in a step.
 """
@@ -55,7 +56,7 @@ def accelerate(
         engine.attention = kind(cache, split_kv)
         engine.operators = kind.operators(model)
     if cuda.has_triton(device):
-        from tinyengine.fast.kernels.cuda.draw import draw  # imported here: it needs Triton
+        from tinyengine.fast.kernels.cuda.draw import draw  # needs Triton
 
         engine.draw = draw
     if records:

@@ -21,7 +21,7 @@ class LoopCache(KVCache):
     """An arena that a loop writes. layers: keys and values of each, [blocks, block_size, kv_heads, head_dim]."""
 
     def __init__(self, cache: KVCache):
-        from tinyengine.fast.kernels.cpu import loops  # imported here: it needs numba
+        from tinyengine.fast.kernels.cpu import loops  # needs numba
 
         self.loops = loops
         self.keys, self.values = cache.keys, cache.values
@@ -128,7 +128,7 @@ class ByTriton:
     operators = staticmethod(fastest)
 
     def __init__(self, cache: KVCache, split_kv: bool = True):
-        from tinyengine.fast.kernels.cuda import paged  # imported here: it needs Triton
+        from tinyengine.fast.kernels.cuda import paged  # needs Triton
 
         paged.check_arena(cache.keys[0], cache.values[0])
         self.kernels, self.cache, self.split_kv = paged, cache, split_kv

@@ -19,7 +19,7 @@ def why_not(engine) -> str | None:
         return f"{type(engine.attention).__name__} is not a loop"
     if not hasattr(engine.operators, "by_one_thread"):
         return f"{type(engine.operators).__name__} does not multiply by the product of our own"
-    from tinyengine.fast.kernels.cpu.linear import WIDTH  # imported here: it needs numba
+    from tinyengine.fast.kernels.cpu.linear import WIDTH  # needs numba
 
     matrices = [matrix for layer in engine.model.layers for matrix in _matrices(layer).values()]
     if not matrices or any(len(matrix) < WIDTH for matrix in matrices):
@@ -32,7 +32,7 @@ class DecodeInOneCall(Forward):
     least as fast as several."""
 
     def __init__(self, engine):
-        from tinyengine.fast.kernels.cpu import decode  # imported here: it needs numba
+        from tinyengine.fast.kernels.cpu import decode  # needs numba
 
         super().__init__(engine)
         self._kernel = decode

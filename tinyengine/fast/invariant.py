@@ -65,7 +65,7 @@ class OnGPU(InvariantOperators):
     """
 
     def __init__(self, tile_rows: int | None = None):
-        from tinyengine.fast.kernels.cuda import matmul, rmsnorm  # imported here: they need Triton
+        from tinyengine.fast.kernels.cuda import matmul, rmsnorm  # need Triton
 
         super().__init__(tile_rows)
         self.matmul, self.rmsnorm = matmul, rmsnorm

@@ -18,7 +18,7 @@ class LoopOperators(Operators):
     """Loops that numba compiles, one call where torch needs 3 to 20 (`kernels.cpu.loops`)."""
 
     def __init__(self, model: torch.nn.Module):
-        from tinyengine.fast.kernels.cpu import loops  # imported here: it needs numba
+        from tinyengine.fast.kernels.cpu import loops  # needs numba
 
         self._loops = loops
 
@@ -97,7 +97,7 @@ class PackedForOneThread(Packed):
     FEW_ROWS = 16  # two threads of oneDNN's were faster from 24 on
 
     def __init__(self, model: torch.nn.Module):
-        from tinyengine.fast.kernels.cpu import linear  # imported here: it needs numba
+        from tinyengine.fast.kernels.cpu import linear  # needs numba
 
         self._product = linear
         super().__init__(model)
@@ -111,7 +111,7 @@ class PackedForOneThread(Packed):
         is_small = sum(weight.nbytes for weight in model.parameters()) <= PackedForOneThread.SMALL
         if torch.get_num_threads() > 1 and not is_small:
             return "the model is large, and several threads read its weights faster than one"
-        from tinyengine.fast.kernels.cpu import linear  # imported here: it needs numba
+        from tinyengine.fast.kernels.cpu import linear  # needs numba
 
         return linear.why_not()
 

@@ -71,7 +71,7 @@ def _folder(name: str) -> Path:
             f"model folder {name!r} does not exist: give a folder with a config.json, a hub name such as "
             '"Qwen/Qwen3-0.6B", or "tiny"'
         )
-    from huggingface_hub import snapshot_download  # imported here: a local model needs no hub
+    from huggingface_hub import snapshot_download  # a local model needs no hub
 
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
@@ -183,7 +183,7 @@ def _tokenizer(folder: Path):
     """None where the folder has no tokenizer: such a model takes and gives token ids only."""
     if not (folder / "tokenizer.json").exists():
         return None
-    from transformers import AutoTokenizer  # imported here: it takes a second, and token ids alone do not need it
+    from transformers import AutoTokenizer  # takes a second, and token ids need none
 
     try:
         return AutoTokenizer.from_pretrained(folder)

@@ -10,7 +10,7 @@ def save_random_model(folder: Path, dtype: torch.dtype = torch.float32, max_shar
 
     initializer_range is the weights' standard deviation: with the usual 0.02 small models say one token for ever.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM  # imported here: it takes seconds
+    from transformers import Qwen3Config, Qwen3ForCausalLM  # takes seconds
 
     torch.manual_seed(0)
     ends = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}

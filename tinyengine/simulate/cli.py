@@ -200,7 +200,7 @@ def _plot(points: list[dict], args, slo: Slo):
     """Latency against load, where --plot says."""
     if not args.plot:
         return
-    from visualizers import plots  # imported here: the numbers alone need no picture
+    from visualizers import plots  # the numbers alone need no picture
 
     title = f"{args.model} on {args.tp * args.pp} x {args.gpu}, {args.scheduler}, {args.workload}"
     curves = {

@@ -4,6 +4,7 @@ A cost model has `stages` (of its pipeline) and `seconds(load)`: how long each s
 """
 
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple, Protocol
 
 from tinyengine.simulate.catalogue import Gpu, Shape
@@ -145,7 +146,7 @@ class Fitted:
     def fit(cls, measured: list[tuple[Load, float]]) -> "Fitted":
         """measured: loads, and the seconds each took. Raises ValueError for fewer than ten of them, and for a time that
         is not above 0."""
-        import numpy as np
+        import numpy as np  # no other cost model needs it
 
         if len(measured) < 10:
             raise ValueError(f"{len(measured)} batches were measured, but a fit of five numbers wants at least 10")
@@ -173,6 +174,4 @@ class Fitted:
 
     def error(self, measured: list[tuple[Load, float]]) -> float:
         """Median of |predicted - measured| / measured."""
-        from statistics import median
-
         return median(abs(self.seconds(load) - seconds) / seconds for load, seconds in measured)

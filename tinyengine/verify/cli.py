@@ -27,7 +27,7 @@ def register(commands: argparse._SubParsersAction):
 
 
 def _verify(args) -> int:
-    import torch  # imported here: `tinyengine --help` needs no torch
+    import torch
 
     from tinyengine import load_model
     from tinyengine.bench.record import check_device
