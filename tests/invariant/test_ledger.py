@@ -7,6 +7,7 @@ import torch
 
 from tinyengine import Engine, SamplingParams, load_model
 from tinyengine.cli import main
+from tinyengine.invariant.envelope import tested_operators
 from tinyengine.invariant.forms import FORMS
 from tinyengine.invariant.sabotage import FAULTS
 from tinyengine.qwen3 import Qwen3
@@ -140,12 +141,12 @@ def test_a_scenario_that_shows_nothing_is_an_error(subject):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_the_linears_holds(model, form):
-    subject = Subject(model, "invariant")
+    subject, rows = Subject(model, "invariant"), tested_operators(model).tile_rows
     make = subject.engine
 
     def engine(*args, **options):
         made = make(*args, **options)
-        made.operators = FORMS[form]()
+        made.operators = FORMS[form](rows)
         return made
 
     subject.engine = engine

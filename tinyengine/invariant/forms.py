@@ -1,6 +1,7 @@
 """Three other ways to make a sum that no batch can change, each in a few lines, to be read beside `InvariantOperators`.
 
 All of them are operators: `engine.operators = RowByRow()` right after the engine is made, and its linears are those.
+("padded rows" needs the tile_rows of `tested_operators`: the least does not hold on every CPU.)
 """
 
 import torch

@@ -9,7 +9,7 @@ import torch
 
 from tinyengine.operators import Operators
 
-TILE_ROWS = 8  # the least that held on every CPU tried; the envelope's self-test takes more where it must
+TILE_ROWS = 8  # the least that is tried; some CPUs need more, and the envelope's self-test finds out
 
 
 class InvariantOperators(Operators):
