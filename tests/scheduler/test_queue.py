@@ -85,3 +85,9 @@ def test_a_namesake_is_another_request(kind):
 def test_a_queue_can_be_made_of_requests():
     requests = [Request(f"r{number}", [1]) for number in range(3)]
     assert list(Queue(requests)) == requests and list(Queue()) == []
+
+
+@pytest.mark.parametrize("kind", [Queue, UrgentQueue])
+def test_one_that_is_not_there_cannot_be_removed(kind):
+    with pytest.raises(KeyError):
+        kind().remove(Request("r", [1]))
