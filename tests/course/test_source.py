@@ -30,6 +30,74 @@ def test_what_has_no_source_is_refused_in_one_sentence():
         show_source(len)
 
 
+class Sample:
+    """Names trace in its text only."""
+
+    @property
+    def trace(self):
+        return 1
+
+    def work(self, trace, items):
+        """Work, and trace it."""
+        total = 0
+        # what follows is
+        # for the picture
+        trace.append(1)
+        with trace:
+            total += 1
+            trace.append(2)
+        for item in items:
+            if item.guesses:
+                total -= 1
+            else:
+                total += trace.cost(item)
+        return total
+
+
+def test_statements_that_mention_a_name_are_left_out_and_the_caption_says_so(capsys):
+    show_source(Sample, without=("guesses", "trace"))
+    assert capsys.readouterr().out.splitlines() == [
+        "# tests/course/test_source.py: Sample, without: guesses, trace",
+        "class Sample:",
+        '    """Names trace in its text only."""',
+        "",
+        "    ...",
+        "",
+        "    def work(self, trace, items):",
+        '        """Work, and trace it."""',
+        "        total = 0",
+        "        ...",
+        "        for item in items:",
+        "            ...",
+        "        return total",
+    ]
+
+
+def test_of_a_statement_that_holds_others_only_the_head_counts(capsys):
+    def outer(items):
+        for item in items:
+            if item:
+                trace = item
+            elif trace:
+                return trace
+        return outer
+
+    show_source(outer, without="trace")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "def outer(items):",
+        "    for item in items:",
+        "        if item:",
+        "            ...",
+        "        ...",
+        "    return outer",
+    ]
+
+
+def test_a_name_that_no_statement_mentions_is_refused():
+    with pytest.raises(ValueError, match="without='tracks', which no statement mentions"):
+        show_source(Sample, lesson.quiz, without=("trace", "tracks"))
+
+
 def test_the_diff_shows_changed_lines_with_little_context(capsys):
     def old(x):
         a = 1

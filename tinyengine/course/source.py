@@ -35,11 +35,60 @@ BLOCK = (
 )
 
 
-def show_source(obj, *more) -> None:
-    """Show the code of classes, functions, methods or modules, each under the name of its file."""
-    objects = (obj, *more)
-    plain = "\n\n".join(f"# {caption(o)}\n{source_of(o)}" for o in objects)
-    publish(plain, **{"text/html": "\n".join(block(caption(o), coloured(source_of(o))) for o in objects)})
+def show_source(obj, *more, without: tuple[str, ...] = ()) -> None:
+    """Show the code of classes, functions, methods or modules, each under the name of its file.
+
+    without: statements that mention one of these names are left out, and `...` stands in their place.
+    """
+    names = (without,) if isinstance(without, str) else tuple(without)
+    shown = [left_out(source_of(o), names) for o in (obj, *more)]
+    met = {name for _, found in shown for name in found}
+    if missing := [name for name in names if name not in met]:
+        raise ValueError(f"show_source got without={missing[0]!r}, which no statement mentions: leave it out.")
+    titles = [caption(o) + without_text(found) for o, (_, found) in zip((obj, *more), shown)]
+    plain = "\n\n".join(f"# {title}\n{code}" for title, (code, _) in zip(titles, shown))
+    rich = "\n".join(block(title, coloured(code)) for title, (code, _) in zip(titles, shown))
+    publish(plain, **{"text/html": rich})
+
+
+def without_text(names: list[str]) -> str:
+    return f", without: {', '.join(names)}" if names else ""
+
+
+def left_out(code: str, names: tuple[str, ...]) -> tuple[str, list[str]]:
+    """The code with `...` for each run of whole statements that mention one of the names; and the names that it met."""
+    lines, cuts, met = code.splitlines(), {}, set()
+    for node in statements(ast.parse(code)) if names else ():
+        if found := mentioned(node) & set(names):
+            met |= found
+            first, last = node.lineno - 1, node.end_lineno
+            if decorators := getattr(node, "decorator_list", ()):
+                first = decorators[0].lineno - 1
+            while lines[first - 1].lstrip().startswith("#"):  # a comment above belongs to what it is about
+                first -= 1
+            cuts = dict.fromkeys(range(first, last), " " * node.col_offset + "...") | cuts  # the outer one is first
+    kept = []
+    for number, line in enumerate(lines):
+        new = cuts.get(number, line)
+        if not (number in cuts and number - 1 in cuts and kept[-1] == new):
+            kept.append(new)
+    return "\n".join(kept), [name for name in names if name in met]
+
+
+def statements(tree: ast.AST):
+    """Every statement inside the outermost definition; of a compound statement, its parts come after it."""
+    for outermost in tree.body:
+        yield from (node for node in ast.walk(outermost) if isinstance(node, ast.stmt) and node is not outermost)
+
+
+def mentioned(statement: ast.stmt) -> set[str]:
+    """The names in a statement, and for one that holds others (if, for, def) the names in its head only."""
+    found, todo = set(), [statement]
+    while todo:
+        node = todo.pop()
+        found |= {getattr(node, field) for field in ("id", "attr", "arg", "name") if hasattr(node, field)}
+        todo += (child for child in ast.iter_child_nodes(node) if not isinstance(child, (ast.stmt, ast.arguments)))
+    return found
 
 
 def show_diff(a, b, context: int = 1) -> None:
