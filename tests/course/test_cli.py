@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 from tinyengine.course.cli import register
-from tinyengine.course.grade import entry_for
+from tinyengine.course.grader import entry_for
 from tinyengine.course.notebooks import PACKAGE_PARENT
 
 
@@ -186,7 +186,7 @@ def test_the_scorecard_tells_when_the_graded_copy_was_saved(cli, course, monkeyp
         os.utime(path, (3600, 3600))  # saved again while it is graded
         return {"notebook": "x", "points": 0, "max_points": 0, "messages": [], "exercises": []}
 
-    monkeypatch.setattr("tinyengine.course.grade.grade", slow)
+    monkeypatch.setattr("tinyengine.course.grader.grade", slow)
     assert f"as saved at {time.strftime('%H:%M:%S', time.localtime(0))}" in cli("grade", "2")[1]
 
 
@@ -202,7 +202,7 @@ def test_build_and_build_check(cli, course):
 def test_importing_the_course_imports_no_torch_and_the_cli_no_notebook_library():
     code = (
         "import sys, tinyengine.course.cli; light = 'nbformat' not in sys.modules;"
-        "import tinyengine.course.grade, tinyengine.course.builder, tinyengine.course.report, tinyengine.course.work;"
+        "import tinyengine.course.grader, tinyengine.course.builder, tinyengine.course.report, tinyengine.course.work;"
         "print(light, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE_PARENT, capture_output=True, text=True)

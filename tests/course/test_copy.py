@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell
 
 from tinyengine.course.builder import build
 from tinyengine.course.checks import MIME
-from tinyengine.course.grade import answer_state, grade, graded_copy, judge, manifest
+from tinyengine.course.grader import answer_state, grade, graded_copy, judge, manifest
 
 OK = {"name": "n", "points": 2, "max_points": 2, "state": "ok", "message": ""}
 

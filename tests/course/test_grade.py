@@ -7,8 +7,8 @@ import pytest
 from helpers.course import Course, cell, solution, twice
 from nbformat.v4 import new_code_cell
 
-from tinyengine.course import grade as grading
-from tinyengine.course.grade import grade
+from tinyengine.course import grader as grading
+from tinyengine.course.grader import grade
 from tinyengine.course.plugin import line_of
 
 RIGHT = "def double_{n}(x):\n    return 2 * x"

@@ -9,7 +9,7 @@ import pytest
 from helpers.course import cell, graded, mistakes, solutions
 from nbformat.v4 import new_code_cell
 
-from tinyengine.course.grade import grade
+from tinyengine.course.grader import grade
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.referees import orca
 

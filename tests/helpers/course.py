@@ -8,7 +8,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tinyengine.course.builder import build
-from tinyengine.course.grade import grade, manifest
+from tinyengine.course.grader import grade, manifest
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 
 

@@ -283,7 +283,8 @@ def from_referee(module: str, name: str) -> dict:
         raise CourseError(f"a check cell calls {module}.{name}, which is not there ({error}): write it.") from None
     if not isinstance(exercise, Exercise):
         raise CourseError(f"{module}.{name} is no exercise: decorate it with `exercise`.")
-    return {"id": exercise.exercise_id, "points": exercise.points}
+    part = {"part": exercise.name} if exercise.part else {}
+    return {"id": exercise.exercise_id, "points": exercise.points, **part}
 
 
 def from_call(cell) -> dict:

@@ -77,7 +77,7 @@ def run_start(args) -> int:
 
 
 def run_grade(args) -> int:
-    from tinyengine.course.grade import grade
+    from tinyengine.course.grader import grade
     from tinyengine.course.notebooks import CourseError, find_root, write, write_json
     from tinyengine.course.report import junit, print_scorecard
     from tinyengine.course.work import locate, remember

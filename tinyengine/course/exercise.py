@@ -36,10 +36,13 @@ class Mistake(NamedTuple):
     changes: tuple
 
 
-def exercise(exercise_id: str, points: int, solution: Callable, mistakes):
-    """Turns a judge, `def check_2_1(c, answer)`, into the check that the notebook calls."""
+def exercise(exercise_id: str, points: int, solution: Callable, mistakes, part: bool = False):
+    """Turns a judge, `def check_2_1(c, answer)`, into the check that the notebook calls.
+
+    part: the answer is a part of the learner's engine, and is kept in work/engine/ once it has all points.
+    """
     table = [Mistake(name, sentence, changes) for name, sentence, *changes in mistakes]
-    return lambda judge: Exercise(exercise_id, points, solution, table, judge)
+    return lambda judge: Exercise(exercise_id, points, solution, table, judge, part)
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Exercise:
     solution: Callable
     mistakes: list[Mistake]
     judge: Callable
+    part: bool = False
 
     def __call__(self, answer, seed: int = 0) -> None:
         """Checks an answer, and says what is wrong. seed: of inputs drawn at random; a grade takes a new one."""

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from nbformat import ValidationError
@@ -28,6 +29,11 @@ def find_root(start: Path | None = None) -> Path:
         f"No course was found in {start} or above it: run this inside a clone of the tinyengine "
         "repository, where the folder exercises/ is."
     )
+
+
+def work_folder(root: Path) -> Path:
+    """What learners write: work/ in the checkout, or the folder that TINYENGINE_WORK names."""
+    return Path(os.environ.get("TINYENGINE_WORK") or root / "work").resolve()
 
 
 def short(path: Path, root: Path) -> str:
@@ -131,7 +137,8 @@ def untidy(nb) -> str:
 
 
 def execute(nb, folder: Path, timeout: int = 600) -> None:
-    """Run a notebook from its own folder, in this Python; its outputs and execution counts are stored in `nb`."""
+    """Run a notebook from its own folder, in this Python; its outputs and execution counts are stored in `nb`. They never
+    depend on what is in work/: the notebook finds an empty one."""
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
@@ -153,7 +160,8 @@ def execute(nb, folder: Path, timeout: int = 600) -> None:
         resources={"metadata": {"path": str(folder)}},
     )
     try:
-        client.execute(env=environment(), stderr=subprocess.DEVNULL)
+        with TemporaryDirectory(prefix="tinyengine-work-") as work:
+            client.execute(env={**environment(), "TINYENGINE_WORK": work}, stderr=subprocess.DEVNULL)
     except CellExecutionError as error:
         raise CourseError(
             f"it stops with {error.ename}: {error.evalue.splitlines()[0] if error.evalue else ''}"

@@ -2,7 +2,7 @@
 
 `grade` starts it as  pytest --nbval-lax --nbval-current-env -p nbval.plugin -p tinyengine.course.plugin
 --tinyengine-job JOB.json graded.ipynb.  The job names the check cells, the time limits and the kernel's folder; what
-happened in each cell is written to the job's `results` file, and grade.py turns that into points.
+happened in each cell is written to the job's `results` file, and grader.py turns that into points.
 
 What nbval alone does not do: notice a dead kernel before the cell's timeout, go on after a timeout (later cells would
 be expected failures), stop a cell that never stops printing. A cell that hangs or kills the kernel costs only its own
@@ -167,7 +167,7 @@ class GradedCell(IPyNbCell):
         file.restart()
 
     def outcome(self, state, failure) -> dict:
-        """What grade.py needs: the state, the error, and the results that this run's own check has signed."""
+        """What grader.py needs: the state, the error, and the results that this run's own check has signed."""
         found = {"state": state, "limit": self.parent.limit(self.cell)}
         reports = [output["data"][MIME] for output in self.test_outputs if MIME in output.get("data", {})]
         found["reports"] = [r for r in reports if isinstance(r, dict) and r.get("nonce") == self.nonce]

@@ -4,16 +4,17 @@ import json
 import os
 from pathlib import Path
 
-from tinyengine.course.grade import manifest
-from tinyengine.course.notebooks import CourseError, short, write_json
+from tinyengine.course.grader import manifest
+from tinyengine.course.keep import keep
+from tinyengine.course.notebooks import CourseError, short, work_folder, write_json
 
 
 def start(number: str, root: Path, fresh: bool = False) -> tuple[Path, bool]:
     """Copy exercises to work/; returns the path, and False when the copy was there already."""
     stem = find(number, root)
     text = (root / "exercises" / f"{stem}.ipynb").read_bytes()
-    path = root / "work" / f"{stem}.ipynb"
-    path.parent.mkdir(exist_ok=True)
+    path = work_folder(root) / f"{stem}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
     nth = 2
     while True:
         try:
@@ -47,8 +48,8 @@ def locate(number: str, root: Path) -> tuple[Path, list[str]]:
             raise CourseError(f"There is no notebook {number}: check the path.")
         return path, []
     stem = find(number, root)
-    copies = sorted((root / "work").glob(f"{stem}*.ipynb"))
-    path = root / "work" / f"{stem}.ipynb"
+    copies = sorted(work_folder(root).glob(f"{stem}*.ipynb"))
+    path = work_folder(root) / f"{stem}.ipynb"
     if path in copies:
         return path, [short(copy, root) for copy in copies if copy != path]
     if copies:
@@ -60,13 +61,19 @@ def locate(number: str, root: Path) -> tuple[Path, list[str]]:
 
 
 def grades_file(stem: str, root: Path) -> Path:
-    return root / "work" / ".grades" / f"{stem.split('_')[0]}.json"
+    return work_folder(root) / ".grades" / f"{stem.split('_')[0]}.json"
 
 
 def remember(card: dict, path: Path, root: Path) -> None:
-    """Keep the last grade of a notebook in work/; a notebook elsewhere is graded without a trace."""
-    path = Path(path).resolve()
-    if path.parent == root / "work" and path.stem in manifest(root):
+    """Keep the last grade of a notebook in work/, and the parts of the learner's engine that had all points; a notebook
+    elsewhere is graded without a trace."""
+    path, parts = Path(path).resolve(), card.pop("parts", {})
+    if path.parent != work_folder(root):
+        return
+    for name, source in parts.items():
+        keep(name, source, path.parent / "engine")
+    card["kept"] = list(parts)
+    if path.stem in manifest(root):
         write_json(grades_file(path.stem, root), card)
 
 
@@ -74,7 +81,7 @@ def progress(root: Path) -> list[dict]:
     """One row per exercise notebook that was started, with the points of its last grade."""
     rows = []
     for stem, entry in sorted(manifest(root).items()):
-        copy, grades = root / "work" / f"{stem}.ipynb", grades_file(stem, root)
+        copy, grades = work_folder(root) / f"{stem}.ipynb", grades_file(stem, root)
         if not copy.is_file():
             continue
         row = {

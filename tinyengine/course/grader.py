@@ -28,6 +28,7 @@ import nbformat
 
 from tinyengine.course.builder import DEFAULT_TIMEOUT, sha
 from tinyengine.course.checks import PLACE, UNWRITTEN
+from tinyengine.course.keep import needed
 from tinyengine.course.notebooks import CourseError, environment, read, short, text_of
 
 OTHER_TIMEOUT = 20  # seconds for a cell outside the exercises: it gives no points, so it may not take long
@@ -43,13 +44,23 @@ def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
     graded, found = graded_copy(nb, entry)
     outcomes = run(graded, entry, path.parent, timeout)
     exercises = [judge(exercise, nb, outcomes, found[exercise["id"]]) for exercise in entry["exercises"]]
+    passed = {exercise["id"] for exercise in exercises if exercise["status"] == "passed"}
+    parts = [exercise for exercise in entry["exercises"] if exercise.get("part") and exercise["id"] in passed]
     return {
         "notebook": short(path, root),
         "points": sum(e["points"] for e in exercises),
         "max_points": sum(e["max_points"] for e in exercises),
         "messages": elsewhere(graded, entry, outcomes, found),
         "exercises": exercises,
+        "parts": {exercise["part"]: part_source(exercise, graded) for exercise in parts},
     }
+
+
+def part_source(exercise, graded) -> str:
+    """A part of the learner's engine, as a module: what it needs of the cells above its check."""
+    check = graded.cells.index(find(graded, exercise["check"]["cell"]))
+    cells = [cell.source for cell in graded.cells[:check] if cell.cell_type == "code"]
+    return f"# Exercise {exercise['id']}, kept when it had all points.\n\n{needed(exercise['part'], cells)}"
 
 
 def manifest(root: Path) -> dict:

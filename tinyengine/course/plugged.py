@@ -1,0 +1,195 @@
+"""The learner's parts in the real engine, through its own seams: a scheduler with its memory, the layout of a batch,
+the attention, the draw of a token."""
+
+from itertools import pairwise
+
+import torch
+
+from tinyengine.attention import PerRequest, one_request
+from tinyengine.batch import Batch
+from tinyengine.course.checks import ends, quote
+from tinyengine.course.mine import PartError, blamed
+from tinyengine.engine import Engine
+from tinyengine.inputs import check_sizes
+from tinyengine.noise import gumbel_noise
+from tinyengine.stages import STAGES
+
+LINES = 2_000_000  # of Python, in one call of a part with tensors: a loop over queries and heads takes many
+
+
+class PluggedEngine(Engine):
+    """An Engine that tells which part of the learner's has failed."""
+
+    parts: dict
+
+    def step(self):
+        try:
+            return super().step()
+        except PartError:
+            raise
+        except Exception as error:
+            raise PartError(blamed(error, self.parts)) from None
+
+
+def plugged(model, stage, parts, num_slots=None, max_num_seqs=8, block_size=16, **options) -> Engine:
+    """An Engine with these parts in place of the package's."""
+    num_slots = check_sizes(model, num_slots, block_size, max_num_seqs=max_num_seqs)
+    scheduler, memory, attention = STAGES[stage]
+    scheduler = parts.get("MyStatic") or parts.get("MyOrca") or scheduler
+    try:
+        made = guarded(scheduler)(parts.get("MySlots", memory).for_arena(num_slots, block_size), max_num_seqs)
+    except Exception as error:
+        raise PartError(blamed(error, parts)) from None
+    engine = PluggedEngine(model, stage, scheduler=made, fast=False, **options)
+    engine.parts = parts
+    if attention is PerRequest and {"attend", "attend_each"} & parts.keys():
+        engine.attention = Each(engine.attention.cache, attention_of(parts))
+    if attention is PerRequest and "flat" in parts:
+        engine.attention.layout = laid_flat(parts["flat"])
+    if attention is not PerRequest and "rectangle" in parts:
+        engine.attention.layout = laid_in_a_rectangle(parts["rectangle"])
+    if "sample" in parts:
+        engine.draw = drawn(parts["sample"])
+    return engine
+
+
+def guarded(scheduler: type) -> type:
+    """The same class, but an endless loop in its schedule() is stopped, and the engine hears of its batch_size."""
+
+    class Guarded(scheduler):
+        def schedule(self):
+            return ends(super().schedule)
+
+        def height(self, plan):
+            return max(super().height(plan), getattr(self, "batch_size", 0))
+
+    Guarded.__name__ = Guarded.__qualname__ = scheduler.__name__  # as a sentence tells it
+    return Guarded
+
+
+class Each(PerRequest):
+    """Selective batching whose attention is one function: attend_each(q, starts, keys, values)."""
+
+    def __init__(self, cache, each):
+        super().__init__(cache)
+        self.each = each
+
+    def __call__(self, batch):
+        slots = [batch.slots(index) for index in range(len(batch.plan))]
+
+        def attend(layer, q, k, v):
+            self.cache.write(layer, batch.slot_mapping, k, v)
+            keys, values = zip(*(self.cache.read(layer, own) for own in slots))
+            return self.each(q, batch.starts, list(keys), list(values))
+
+        return attend
+
+
+def attention_of(parts: dict):
+    """attend_each of these parts: the learner's own, or a loop over the learner's `attend`."""
+    attend, each = parts.get("attend", one_request), parts.get("attend_each")
+    if each is None:
+        name = "attend"
+
+        def each(q, starts, keys, values):
+            own = zip(pairwise(starts), keys, values)
+            return torch.cat([attend(q[start:end], *k_and_v) for (start, end), *k_and_v in own])
+    else:
+        name = "attend_each"
+        if "attend" in each.__globals__:
+            each.__globals__["attend"] = attend
+
+    def run(q, starts, keys, values):
+        out = ends(each, q, starts, keys, values, lines=LINES)
+        need(name, is_tensor(out, *q.shape), out, f"a tensor of shape {list(q.shape)}")
+        return out.to(q.dtype)
+
+    return run
+
+
+def laid_in_a_rectangle(rectangle):
+    """The layout of a batch by rectangle(chunks) -> tokens [B, W], positions [B, W], real [B, W], last [B]."""
+
+    def layout(plan, memory, height, device) -> Batch:
+        given = ends(rectangle, chunks_of(plan), lines=LINES)
+        counts = [n_tokens for _, n_tokens in plan]
+        shape, size = (len(plan), max(counts)), sum(counts)
+        is_right = is_group(given, 4) and all(is_tensor(part, *shape) for part in given[:3])
+        is_right = is_right and is_tensor(given[3], len(plan)) and given[2].sum() == size
+        need("rectangle", is_right, given, f"tokens, positions and real, {list(shape)}, {size} of them real, and last")
+        tokens, positions, real, last = (part.to(device) for part in given)
+        ended = height - len(plan), shape[1]  # rows of requests that have ended still take part
+        tokens, positions, real = (torch.cat([part, part.new_zeros(ended)]) for part in (tokens, positions, real))
+        starts = torch.arange(len(plan), device=device) * shape[1]
+        return batch_of(plan, memory, tokens, positions, real.flatten().nonzero()[:, 0], starts + last)
+
+    return layout
+
+
+def laid_flat(flat):
+    """The layout of a batch by flat(chunks) -> tokens [N], positions [N], starts, last [B]."""
+
+    def layout(plan, memory, height, device) -> Batch:
+        given = ends(flat, chunks_of(plan), lines=LINES)
+        size, starts = sum(n_tokens for _, n_tokens in plan), [0]
+        for _, n_tokens in plan:
+            starts.append(starts[-1] + n_tokens)
+        is_right = is_group(given, 4) and is_tensor(given[0], size) and is_tensor(given[1], size)
+        is_right = is_right and list(given[2]) == starts and is_tensor(given[3], len(plan))
+        need("flat", is_right, given, f"tokens [{size}], positions [{size}], starts {starts} and last [{len(plan)}]")
+        tokens, positions, last = given[0].to(device), given[1].to(device), given[3].to(device)
+        return batch_of(plan, memory, tokens, positions, None, last)
+
+    return layout
+
+
+def batch_of(plan, memory, tokens, positions, real, last) -> Batch:
+    """A Batch of what a layout of the learner's gives. last: of each request of the plan, caught up or not."""
+    spans = [(request, request.computed, request.computed + n_tokens) for request, n_tokens in plan]
+    slots = [slot for request, first, end in spans for slot in memory.slots(request, first, end)]
+    caught_up = [number for number, (request, _, end) in enumerate(spans) if end == len(request.tokens)]
+    return Batch(
+        plan,
+        tokens.flatten().long(),
+        positions.flatten().long(),
+        None if real is None or len(real) == tokens.numel() else real,
+        torch.tensor(slots, device=tokens.device),
+        [n_tokens for _, n_tokens in plan],
+        [end for _, _, end in spans],
+        memory.block_size,
+        [(spans[number][0], spans[number][2]) for number in caught_up],
+        last[caught_up].long(),
+    )
+
+
+def drawn(sample):
+    """The draw of the engine by sample(logits, temperature, top_p, noise); temperature and top_p are in the logits."""
+
+    def draw(logits, seeds, positions):
+        noise, ones = gumbel_noise(seeds, positions, logits.shape[-1]), logits.new_ones(len(logits))
+        tokens = ends(sample, logits, ones, ones, noise, lines=LINES)
+        need("sample", is_tensor(tokens, len(logits)), tokens, f"a tensor of {len(logits)} tokens")
+        return tokens.long()
+
+    return draw
+
+
+def chunks_of(plan) -> list[tuple[list[int], int]]:
+    """[(token ids, first position), ...]: what each request of a plan computes."""
+    return [
+        (list(request.tokens[request.computed : request.computed + n_tokens]), request.computed)
+        for request, n_tokens in plan
+    ]
+
+
+def is_tensor(value, *shape) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == shape
+
+
+def is_group(value, count: int) -> bool:
+    return isinstance(value, tuple | list) and len(value) == count
+
+
+def need(name: str, holds: bool, given, form: str) -> None:
+    if not holds:
+        raise PartError(f"Your {name} gives {quote(given)}, where {form} is needed.")
