@@ -1,0 +1,141 @@
+"""One request alone: a step over a K/V cache, a step that is played, a loop with a fault; for lesson 00."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from tinyengine.attention import one_request
+from tinyengine.course.checks import plain
+from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
+
+# bytes a second, and dense bf16 operations a second; NVIDIA's data sheets of the SXM boards
+GPUS = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 989e12)}
+
+
+class Step:
+    """One forward pass of a model over a K/V cache of its own: step(tokens, positions) -> the next token, greedily.
+
+    attend(q, keys, values): a function of one layer. slots: K/V slots of the cache.
+    """
+
+    def __init__(self, model, attend, slots: int = 256):
+        config = model.config
+        shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
+        self.model, self.attend = model, attend
+        self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
+
+    @torch.inference_mode()
+    def __call__(self, tokens: Sequence[int], positions: Sequence[int]) -> int:
+        first, end = positions[0], positions[-1] + 1
+
+        def attend(layer, q, k, v):
+            self.keys[layer, first:end], self.values[layer, first:end] = k, v
+            return self.attend(q, self.keys[layer, :end], self.values[layer, :end])
+
+        hidden = self.model(torch.tensor(tokens), torch.tensor(positions), attend)
+        return self.model.logits(hidden[-1:]).argmax().item()
+
+
+def steps_trace(prompt: int, steps: Sequence[tuple[int, int, float]], name: str = "loop") -> Trace:
+    """A Trace of one request. steps: for each its first position, how many rows it computed, and its seconds."""
+    trace = Trace(name, max_num_seqs=1)
+    trace.requests["r0"] = RequestRecord("r0", prompt, len(steps), arrival=0.0)
+    trace.events += [Event(0, "arrive", "r0"), Event(0, "admit", "r0")]
+    now, reached = 0.0, 0
+    for first, rows, seconds in steps:
+        span = Span("r0", first, rows, tokens=(0,), recomputed=max(0, reached - first))
+        trace.iterations.append(Iteration(now, seconds, (span,)))
+        now, reached = now + seconds, first + rows
+    trace.events.append(Event(len(steps) - 1, "finish", "r0", "length"))
+    return trace
+
+
+class Script:
+    """A step without a model: it gives these tokens, one a call, and notes what it was given."""
+
+    def __init__(self, *tokens):
+        self.tokens, self.calls = tokens, []
+
+    def __repr__(self):
+        return f"<step: {', '.join(map(str, self.tokens[:6]))}, ...>"
+
+    def __call__(self, tokens, positions):
+        self.calls.append((plain(list(tokens)), plain(list(positions))))
+        if len(self.calls) > len(self.tokens):
+            raise RuntimeError(f"step is called {len(self.calls)} times, and no stop ends the loop")
+        return self.tokens[len(self.calls) - 1]
+
+
+class ByHand(TorchFunctionMode):
+    """Refuses torch's own attention."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is F.scaled_dot_product_attention:
+            raise ValueError("you call scaled_dot_product_attention: write attention by hand")
+        return function(*args, **(kwargs or {}))
+
+
+class Watched:
+    """A model that notes the positions of each forward pass."""
+
+    def __init__(self, model):
+        self.model, self.steps = model, []
+
+    def __call__(self, tokens, positions, attend):
+        self.steps.append(positions.tolist())
+        return self.model(tokens, positions, attend)
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+
+def broken_serve(model, prompts, max_tokens):
+    """Answers the prompts one after the other, all in the same K/V slots: a list of tokens each."""
+    config, answers = model.config, []
+    shape = config.num_hidden_layers, 128, config.num_key_value_heads, config.head_dim
+    keys, values = torch.zeros(shape), torch.zeros(shape)
+
+    def step(new, first):
+        end = first + len(new)
+
+        def attend(layer, q, k, v):
+            keys[layer, first:end], values[layer, first:end] = k, v
+            return one_request(q, keys[layer, :end], values[layer, :end])
+
+        hidden = model(torch.tensor(new), torch.arange(first, end), attend)
+        return model.logits(hidden[-1:]).argmax().item()
+
+    for prompt in prompts:
+        outputs, new, first = [], prompt, 0
+        while len(outputs) < max_tokens:
+            outputs.append(step(new, first))
+            if outputs[-1] in model.eos_token_ids:
+                break
+            new, first = outputs[-1:], len(prompt) + len(outputs)
+        answers.append(outputs)
+    return answers
+
+
+@cache
+def tiny():
+    from tinyengine import load_model  # imported here: its tokenizer takes seconds
+
+    return load_model("tiny", device="cpu")
+
+
+def encoded(question: str) -> list[int]:
+    """The token ids of a question in the embedded model's chat form."""
+    from tinyengine.workload import chat
+
+    return tiny().tokenizer.encode(chat(question))
+
+
+def tensors(case):
+    """q, keys and values of this shape, always the same; in float64, so that every way to sum agrees."""
+    n, length, heads, kv_heads, head_dim = case
+    draw = torch.Generator().manual_seed(hash(case))
+    shapes = (n, heads, head_dim), (length, kv_heads, head_dim), (length, kv_heads, head_dim)
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
