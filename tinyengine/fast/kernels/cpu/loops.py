@@ -8,6 +8,8 @@ The functions take torch tensors; those with a leading underscore are what numba
 numba itself checks no index: where a slot or a block comes from outside, the loop does.
 """
 
+import signal
+import threading
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,9 +32,29 @@ def jit(function):
     function.__qualname__ += f"_{_sources}"
     options = dict(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy", nogil=True)
     try:
-        return njit(**options, cache=True)(function)
+        loop = njit(**options, cache=True)(function)
     except RuntimeError:  # neither this folder nor the user's can be written: every process compiles anew
-        return njit(**options)(function)
+        loop = njit(**options)(function)
+    loop.compile = uninterrupted(loop.compile)  # called once for each kind of arguments
+    return loop
+
+
+def uninterrupted(function):
+    """An interrupt waits for its end: numba, and LLVM all the more, do not survive a KeyboardInterrupt."""
+
+    def call(*args):
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+            return function(*args)  # no interrupt comes here, or by a handler that Python could not put back
+        waiting = []
+        usual = signal.signal(signal.SIGINT, lambda *interrupt: waiting.append(interrupt))
+        try:
+            return function(*args)
+        finally:
+            signal.signal(signal.SIGINT, usual)
+            if waiting:
+                signal.raise_signal(signal.SIGINT)
+
+    return call
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
