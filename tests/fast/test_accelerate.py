@@ -1,8 +1,10 @@
 """What `fast` changes in an engine, and that nothing of the textbook leans on it."""
 
+import gc
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,19 @@ except ValueError as error:
     right = Engine(random_model, num_slots=256, fast=False).generate(PROMPTS, params)
     assert got == [str([output.token_ids for output in right])] * len(STAGES)
     assert refusal.startswith("attention_backend is no option of stage 'chunked'")
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_arena_goes_with_its_engine(random_model, stage, fast):
+    """At once, and not when the garbage collector comes by: the next engine may need the memory."""
+    engine = Engine(random_model, stage, num_slots=64, fast=fast)
+    engine.generate(PROMPTS[0], PARAMS[0])
+    arena = weakref.ref(engine.attention.cache.keys)
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert arena() is None
+    finally:
+        gc.enable()
