@@ -68,6 +68,31 @@ def check_new(request, waiting, memory):
         raise ValueError(f"request_id {request.request_id!r} is taken by an unfinished request")
 
 
+# By the name of a scheduler: the memory that it takes, and what it asks of it.
+TAKES = {"Static": ("Slots", "reserve"), "Orca": ("Slots", "reserve"), "Paged": ("Blocks", "admit")}
+
+
+def check_batch(scheduler, memory, max_num_seqs):
+    """Raises ValueError for a batch without room for a request, and for a memory of the other kind."""
+    check_size("max_num_seqs", max_num_seqs)
+    for name in [kind.__name__ for kind in type(scheduler).__mro__ if kind.__name__ in TAKES]:
+        wanted, method = TAKES[name]
+        if not hasattr(memory, method):
+            raise ValueError(
+                f"{type(scheduler).__name__} was given {type(memory).__name__}, but its memory must be {wanted}"
+            )
+
+
+def check_size(name, size):
+    """Raises ValueError for a size that is not a whole number of at least 1, in any type of whole numbers."""
+    if not _is_whole(size) or size < 1:
+        raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
+
+
+def _is_whole(value):
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))  # int is found at once
+
+
 def check_plan(plan, tokens):
     """Raises ValueError where a token is missing or too much, or a plan that `Scheduler.commit` is given is impossible.
     A request that was aborted since `schedule` is passed over."""
@@ -79,7 +104,7 @@ def check_plan(plan, tokens):
         if request.finished:
             continue
         gap = request.gap
-        if not 1 <= n_tokens <= gap:
+        if not _is_whole(n_tokens) or not 1 <= n_tokens <= gap:
             raise ValueError(
                 f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {gap} are open"
             )
@@ -88,5 +113,7 @@ def check_plan(plan, tokens):
                 f"request {request.request_id!r} computes {n_tokens} of its {gap} open tokens, so its "
                 f"token is {'owed' if token is None else 'not due'}, but commit was given {token!r}"
             )
-        if token is not None and not isinstance(token, (int, Integral)):  # int first: it is found at once
-            raise ValueError(f"request {request.request_id!r} was given {token!r}, but a token is a whole number")
+        if token is not None and (not _is_whole(token) or token < 0):
+            raise ValueError(
+                f"request {request.request_id!r} was given {token!r}, but a token is a whole number of at least 0"
+            )

@@ -59,7 +59,7 @@ class Engine:
         fast: bool = True,
         **options,
     ):
-        inputs.check_engine(model, stage, scheduler, clock, trace, fast)
+        inputs.check_engine(model, stage, scheduler, clock, trace, fast, seed)
         sizes = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         sizes |= dict(num_slots=inputs.check_sizes(model, num_slots, block_size, **sizes), block_size=block_size)
         extras, others = inputs.split_options(stage, options, scheduler, fast)
@@ -76,7 +76,7 @@ class Engine:
         self.guard = Guard()
         self.outputs = Outputs(self.scheduler, self.trace, self.guard, model.tokenizer)
         self.arrivals = Arrivals()
-        self._names, self._seeds = itertools.count(), random.Random(seed)
+        self._names, self._seeds = itertools.count(), random.Random(int(seed))
         if fast and (room := inputs.accelerations()):
             room.accelerate(self, **others)
 

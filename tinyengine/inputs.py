@@ -4,6 +4,7 @@ sentence that says what, which value, which limit and what to do."""
 import os
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from numbers import Integral
 from operator import index
 from pathlib import Path
 
@@ -22,7 +23,7 @@ CPU_KV_BYTES = 256 * 2**20  # the arena's budget on a CPU, where "free memory" s
 CUDA_KV_SHARE = 0.8  # of the free device memory; the rest is for activations
 
 
-def check_engine(model: Qwen3, stage: str, scheduler: Scheduler | None, clock, trace, fast: bool):
+def check_engine(model: Qwen3, stage: str, scheduler: Scheduler | None, clock, trace, fast: bool, seed: int):
     """Raises ValueError for what no engine can be made of. (Sizes: check_sizes.)"""
     if not isinstance(stage, str) or stage not in STAGES:
         raise ValueError(f"stage is {stage!r}, but the stages are {', '.join(STAGES)}")
@@ -30,13 +31,16 @@ def check_engine(model: Qwen3, stage: str, scheduler: Scheduler | None, clock, t
         raise ValueError(f"model is {model!r}, but must be a model: load_model({model!r}), say")
     if scheduler is not None and not isinstance(scheduler, Scheduler):
         raise ValueError(f"scheduler is {scheduler!r}, but must be an instance of a Scheduler, with its memory")
-    if clock is not None and not all(hasattr(clock, name) for name in vars(WallClock) if not name.startswith("_")):
+    methods = [name for name in vars(WallClock) if not name.startswith("_")]
+    if clock is not None and (isinstance(clock, type) or not all(hasattr(clock, name) for name in methods)):
         raise ValueError(f"clock is {clock!r}, but must be a clock: WallClock() or IterationClock(), say")
     is_number = isinstance(trace, int) and not isinstance(trace, bool) and trace >= 1
     if trace not in ("full", None) and not is_number:
         raise ValueError(f"trace is {trace!r}, but must be 'full', a number of iterations to keep, or None")
     if not isinstance(fast, bool):
         raise ValueError(f"fast is {fast!r}, but must be True or False")
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise ValueError(f"seed is {seed!r}, but must be a whole number")
 
 
 def split_options(stage: str, options: dict, scheduler: Scheduler | None, fast: bool) -> tuple[dict, dict]:

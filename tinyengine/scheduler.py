@@ -8,7 +8,7 @@ A scheduler is driven round and round:
 
 from typing import NamedTuple
 
-from tinyengine.checks import check_new, check_plan
+from tinyengine.checks import check_batch, check_new, check_plan, check_size
 from tinyengine.memory import Blocks, Slots
 from tinyengine.queue import Queue
 from tinyengine.request import Request
@@ -36,8 +36,7 @@ class Scheduler:
     token_budget: int | None = None  # most tokens of the next iteration, of a scheduler that can cut a prompt
 
     def __init__(self, memory: Slots | Blocks, max_num_seqs: int = 8):
-        if max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs is {max_num_seqs}, but a batch needs room for at least 1 request")
+        check_batch(self, memory, max_num_seqs)
         self.memory = memory
         self.max_num_seqs = max_num_seqs
         self.waiting = Queue()
@@ -186,8 +185,7 @@ class Chunked(Paged):
 
     def __init__(self, memory: Blocks, max_num_seqs: int = 8, max_num_batched_tokens: int = 512):
         super().__init__(memory, max_num_seqs)
-        if max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens is {max_num_batched_tokens}, but must be at least 1")
+        check_size("max_num_batched_tokens", max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
 
     @property

@@ -11,6 +11,7 @@ from helpers.sentences import assert_one_sentence
 from helpers.serve import assert_nothing_left, iteration_engine
 
 from tinyengine import STAGES, Engine, SamplingParams
+from tinyengine.clock import WallClock
 from tinyengine.memory import Slots
 from tinyengine.scheduler import Orca
 
@@ -211,6 +212,9 @@ def test_a_bad_engine_option_is_named_with_its_value_and_limit(random_model, opt
         ({"fast": 1}, "fast is 1, but must be True or False"),
         ({"trace": 0}, "trace is 0, but must be 'full', a number of iterations to keep, or None"),
         ({"trace": True}, "trace is True, but must be 'full'"),
+        ({"clock": WallClock}, "WallClock'>, but must be a clock: WallClock()"),
+        ({"seed": []}, "seed is [], but must be a whole number"),
+        ({"seed": True}, "seed is True, but must be a whole number"),
         ({"clock": 3}, "clock is 3, but must be a clock"),
         ({"scheduler": Orca(Slots(10**14)), "stage": "orca"}, "num_slots is 100000000000000, whose K/V take"),
         ({"chunking": "no"}, "chunking is 'no', but must be True or False"),

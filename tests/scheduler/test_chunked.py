@@ -442,7 +442,7 @@ def test_the_default_budget_is_512():
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, True])
 def test_a_budget_has_room_for_at_least_one_token(budget):
-    with pytest.raises(ValueError, match=f"max_num_batched_tokens is {budget}, but must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match=f"max_num_batched_tokens is {budget}, but must be a whole number of"):
         Chunked(Blocks(9), max_num_batched_tokens=budget)
 
 

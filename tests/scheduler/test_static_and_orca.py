@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tinyengine.clock import IterationClock
-from tinyengine.memory import Slots
+from tinyengine.memory import Blocks, Slots
 from tinyengine.metrics import measure
 from tinyengine.request import Request, SamplingParams
-from tinyengine.scheduler import Orca, Scheduler, Static
+from tinyengine.scheduler import Chunked, Orca, Paged, Scheduler, Static
 from tinyengine.trace import Trace
 from tinyengine.workload import workload
 
@@ -208,10 +208,20 @@ def test_aborting_a_stranger_of_the_same_id_leaves_the_holder_alone():
     assert scheduler.memory.n_rsrv == 4 and len(scheduler.schedule()) == 1
 
 
-@pytest.mark.parametrize("max_num_seqs", [0, -3])
+@pytest.mark.parametrize("max_num_seqs", [0, -3, 1.5, True, None])
 def test_a_batch_has_room_for_at_least_one(max_num_seqs):
     with pytest.raises(ValueError, match=f"max_num_seqs is {max_num_seqs}, but .* at least 1"):
         Orca(Slots(10), max_num_seqs)
+    assert Orca(Slots(10), np.int64(2)).max_num_seqs == 2
+
+
+@pytest.mark.parametrize("kind", [Static, Orca, type("Mine", (Orca,), {}), Paged, Chunked])
+def test_a_memory_of_the_other_kind_is_refused(kind):
+    right, wrong = (Blocks(9), Slots(9)) if issubclass(kind, Paged) else (Slots(9), Blocks(9))
+    kind(right)
+    message = f"{kind.__name__} was given {type(wrong).__name__}, but its memory must be {type(right).__name__}"
+    with pytest.raises(ValueError, match=message):
+        kind(wrong)
 
 
 def test_nothing_to_do_is_an_empty_plan():
@@ -241,6 +251,10 @@ def prepared() -> tuple[Orca, list]:
         (lambda plan: [plan[0], (plan[1][0], 5)], [DUMMY, None], "'r1' is planned with 5 tokens"),
         (lambda plan: [plan[0], (plan[1][0], 0)], [DUMMY, None], "'r1' is planned with 0 tokens"),
         (lambda plan: [plan[0], (plan[1][0], -1)], [DUMMY, None], "'r1' is planned with -1 tokens"),
+        (lambda plan: [(plan[0][0], True), plan[1]], [DUMMY, DUMMY], "'r0' is planned with True tokens"),
+        (lambda plan: [plan[0], (plan[1][0], 4.0)], [DUMMY, DUMMY], "'r1' is planned with 4.0 tokens"),
+        (lambda plan: plan, [DUMMY, -1], "'r1' was given -1, but a token is a whole number of at least 0"),
+        (lambda plan: plan, [True, DUMMY], "'r0' was given True, but a token is a whole number"),
         (lambda plan: plan, [DUMMY], "tokens has 1 entries, but the plan has 2"),
         (lambda plan: plan, [DUMMY, DUMMY, DUMMY], "tokens has 3 entries, but the plan has 2"),
         (lambda plan: plan, [], "tokens has 0 entries"),
