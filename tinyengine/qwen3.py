@@ -133,7 +133,7 @@ class Qwen3(nn.Module):
     def rope_tables(self) -> Rope:
         """cos and sin of every position's angles, [max positions, head_dim], made once. In float32 up to the end: in
         bf16 the angle of position 257 would be that of position 256."""
-        if self._rope is None:
+        if self._rope is None or (self._rope[0].dtype, self._rope[0].device) != (self.dtype, self.device):
             config = self.config
             exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=self.device).float()
             frequency = 1.0 / config.rope_theta ** (exponent / config.head_dim)  # [head_dim / 2]

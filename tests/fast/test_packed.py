@@ -29,6 +29,11 @@ def write_in_place(model):
             weight.neg_()
 
 
+def write_unnoticed(model):
+    for weight in model.parameters():
+        weight.data.neg_()
+
+
 def replace(model):
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
@@ -44,7 +49,7 @@ def round_off(model):
         model.bfloat16().float()
 
 
-@pytest.mark.parametrize("change", [write_in_place, replace, assign, round_off])
+@pytest.mark.parametrize("change", [write_in_place, write_unnoticed, replace, assign, round_off])
 @torch.inference_mode()
 def test_a_new_engine_multiplies_by_the_weights_as_they_are(model, change):
     before = fastest(model)

@@ -332,3 +332,10 @@ def test_a_corrupt_tokenizer(tiny, tmp_path, text):
         shutil.copy(tiny.folder / name, tmp_path)
     (tmp_path / "tokenizer.json").write_text(text)
     assert "tokenizer.json cannot be read as a tokenizer" in refused(tmp_path)
+
+
+def test_a_model_that_is_converted_computes_with_rotary_tables_of_its_new_type(tmp_path):
+    save(tmp_path)
+    model = load_model(tmp_path, device="cpu")
+    assert {table.dtype for table in model.rope_tables()} == {torch.float32}
+    assert {table.dtype for table in model.to(torch.bfloat16).rope_tables()} == {torch.bfloat16}

@@ -135,6 +135,7 @@ class PackedForOneThread(Packed):
         return super().linear(x, weight)
 
 
+SAMPLED = 4096  # numbers of a matrix that are compared when the next engine is made: reading all would take too long
 _made: WeakKeyDictionary[torch.nn.Module, tuple] = WeakKeyDictionary()  # by model: (state, its weights then, operators)
 
 
@@ -144,13 +145,20 @@ def fastest(model: torch.nn.Module) -> Operators:
     kind = next((kind for kind in kinds if kind.why_not(model) is None), None)
     if kind is None:
         return TORCH
-    # Changes with every write that torch counts; one through `weight.data` leaves no mark.
+    # The version changes with every write that torch counts; one through `weight.data` is seen in the numbers alone.
     weights = _matrices(model) if issubclass(kind, Packed) else []
-    state = kind, torch.get_num_threads(), [(weight._version, weight.data_ptr()) for weight in weights]
+    marks = [(weight._version, weight.data_ptr(), _some_numbers(weight)) for weight in weights]
+    state = kind, torch.get_num_threads(), marks
     if model not in _made or _made[model][0] != state:
         # Keep the originals alive: state compares addresses, and a freed address may be reused.
         _made[model] = state, [weight.detach() for weight in weights], kind(model)
     return _made[model][2]
+
+
+def _some_numbers(weight: torch.Tensor) -> bytes:
+    """About SAMPLED of them, evenly spread over rows and columns."""
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLED) | 1].numpy().tobytes()
 
 
 def _matrices(model: torch.nn.Module) -> list[torch.Tensor]:
