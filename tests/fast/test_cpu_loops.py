@@ -233,7 +233,7 @@ def test_bfloat16_is_left_to_torch():
     arena = torch.empty(1, 4, 1, 2, 16, dtype=torch.bfloat16)
     assert choose(PagedAttention, arena, "auto") is ByTorch
     assert choose(PagedAttention, arena.float(), "auto") is ByLoops
-    with pytest.raises(ValueError, match=r"in torch.bfloat16, and the loops take float32: use 'torch'"):
+    with pytest.raises(ValueError, match=r"bfloat16, and the loops take float32: use attention_backend='torch'"):
         choose(PagedAttention, arena, "numba")
 
 

@@ -9,15 +9,15 @@ import torch
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     """What keeps the loops from serving such a model, as a sentence; None where nothing does."""
     if device.type != "cpu":
-        return f"the model is on {device}, and loops compiled by numba run on a CPU: load it there, or use 'torch'"
+        return f"the model is on {device}, and the loops run on a CPU: load it there, or use attention_backend='torch'"
     if find_spec("numba") is None:
-        return "numba is not installed: pip install numba, or use 'torch'"
+        return "numba is not installed: pip install numba, or use attention_backend='torch'"
     if dtype != torch.float32:
-        return f"the model is in {dtype}, and the loops take float32: use 'torch'"
+        return f"the model is in {dtype}, and the loops take float32: use attention_backend='torch'"
     try:
         from numba import config
     except ImportError as error:  # its releases refuse a NumPy that is newer than they are
-        return f"numba cannot be imported ({error}): pip install --upgrade numba, or use 'torch'"
+        return f"numba cannot be imported ({error}): pip install --upgrade numba, or use attention_backend='torch'"
     if config.DISABLE_JIT:
-        return "numba compiles nothing while NUMBA_DISABLE_JIT is set: unset it, or use 'torch'"
+        return "numba compiles nothing while NUMBA_DISABLE_JIT is set: unset it, or use attention_backend='torch'"
     return None

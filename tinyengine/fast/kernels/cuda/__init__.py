@@ -16,11 +16,11 @@ def has_triton(device: torch.device) -> bool:
 def why_not(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """What keeps `paged` from serving such a model, as a sentence; None where nothing does."""
     if device.type != "cuda":
-        return f"the model is on {device}, and Triton kernels run on CUDA: load it there, or use 'torch'"
+        return f"the model is on {device}, and Triton runs on CUDA: load it there, or use attention_backend='torch'"
     if find_spec("triton") is None:
-        return "Triton is not installed: pip install 'tinyengine[kernels]', or use 'torch'"
+        return "Triton is not installed: pip install 'tinyengine[kernels]', or use attention_backend='torch'"
     if dtype not in DTYPES:
-        return f"the model is in {dtype}, and the kernel takes bfloat16, float16 and float32: use 'torch'"
+        return f"the model is in {dtype}, and the kernel takes bf16, fp16 and float32: use attention_backend='torch'"
     if not 16 <= head_dim <= 256:
-        return f"head_dim is {head_dim}, and the kernel takes 16 to 256: use 'torch'"
+        return f"head_dim is {head_dim}, and the kernel takes 16 to 256: use attention_backend='torch'"
     return None

@@ -39,10 +39,10 @@ def _why_not_here() -> str | None:
     if not known >= WANTED:
         return f"torch is {torch.__version__}, and paged varlen_attn came with 2.12: update torch, or use 'triton'"
     if not torch.cuda.is_available():
-        return "there is no CUDA GPU, and varlen_attn runs on nothing else: use 'torch'"
+        return "there is no CUDA GPU, and varlen_attn runs on nothing else: use attention_backend='torch'"
     if torch.cuda.get_device_capability() < (8, 0):
         name = torch.cuda.get_device_name()
-        return f"the GPU is a {name}, and FlashAttention-2 needs compute capability 8.0: use 'torch'"
+        return f"the GPU is a {name}, and FlashAttention-2 needs compute capability 8.0: use attention_backend='torch'"
     return None
 
 
@@ -61,7 +61,7 @@ def paged_attention(
     cu_seqlens_q, seqused_k, block_table: int32. max_seqlen_q: the most queries of any request; None looks for it,
     which stops the GPU.
     """
-    from torch.nn.attention.varlen import varlen_attn  # imported here: not every torch has what it needs
+    from torch.nn.attention.varlen import varlen_attn  # not every torch has what it needs
 
     max_seqlen_q = int(cu_seqlens_q.diff().max()) if max_seqlen_q is None else max_seqlen_q
     # Of cu_seq_k only the presence counts beside seqused_k; the longest key length may be any upper bound, and this one
