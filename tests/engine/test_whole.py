@@ -510,9 +510,8 @@ def test_bursts_of_interrupts_leave_no_part_open():
 
     def work():
         with guard, other, guard:
-            with guard.window():
-                with guard, other.window():
-                    sum(range(20))
+            with guard.window(), guard, other.window():
+                sum(range(20))
             sum(range(20))
 
     def on_interrupt(number, frame):
