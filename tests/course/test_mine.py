@@ -4,8 +4,10 @@ from inspect import getsource
 
 import pytest
 
+from tinyengine import Engine
 from tinyengine.attention import one_request
 from tinyengine.course import mine
+from tinyengine.metrics import measure
 from tinyengine.workload import Item, Workload, workload
 
 PARTS = {  # right ones; every file can be imported alone
@@ -133,8 +135,6 @@ def work():
 
 @pytest.fixture(scope="module")
 def of_the_package(tiny, work):
-    from tinyengine import Engine
-
     return {stage: serve(Engine(tiny, stage, max_num_seqs=3, num_slots=320, fast=False), work) for stage in OF}
 
 
@@ -149,3 +149,125 @@ def test_right_parts_give_the_tokens_and_the_batches_of_the_package(kept, tiny, 
     assert [(step.spans, step.padding) for step in trace.iterations] == [
         (step.spans, step.padding) for step in its_trace.iterations
     ]
+
+
+WRONG = {  # a part that fails, the stage, and the sentence
+    "an error": (
+        "MyOrca",
+        PARTS["MyOrca"].replace("self.running]", "self.runing]"),
+        "Your MyOrca stops the engine: AttributeError: 'MyOrca' object has no attribute 'runing' "
+        "at line 8 of work/engine/MyOrca.py (`return [(request, request.gap) for request in self.runing]`).",
+    ),
+    "an endless loop": (
+        "MyOrca",
+        PARTS["MyOrca"].replace("        while ", "        while True:\n            pass\n        while "),
+        "Your MyOrca stops the engine: Endless: a loop never ends",
+    ),
+    "an impossible plan": (
+        "MyOrca",
+        PARTS["MyOrca"].replace("request.gap)", "10)"),
+        "Your MyOrca gives r0, whose gap is 9, a plan of 10 tokens, where 1 token up to its gap is needed.",
+    ),
+    "no plan": (
+        "MyOrca",
+        "from tinyengine.scheduler import Scheduler\n\nclass MyOrca(Scheduler):\n    def schedule(self):\n"
+        "        pass\n",
+        "The engine stops with your MyOrca: TypeError: 'NoneType' object is not iterable.",
+    ),
+    "no K/V slots": (
+        "MyOrca",
+        PARTS["MyOrca"].replace(" and self.memory.reserve(self.waiting[0])", ""),
+        "Your MyOrca gives r0 a plan, and no K/V slots, where memory.reserve(request) is needed.",
+    ),
+    "another form": (
+        "rectangle",
+        PARTS["rectangle"].replace("return tokens, ", "return "),
+        "where tokens, positions and real, [3, ",
+    ),
+    "too few rows are real": (
+        "rectangle",
+        PARTS["rectangle"].replace("real[row, : len(ids)]", "real[row, :1]"),
+        "of them real, and last is needed.",
+    ),
+    "other starts": (
+        "flat",
+        PARTS["flat"].replace("starts.append(len(tokens))", "starts.append(len(ids))"),
+        "Your flat gives (<Tensor of shape [28]>, <Tensor of shape [28]>, [0, 9, 9, 10], tensor([8, 8, 9])), where ",
+    ),
+    "a shape": ("attend", PARTS["attend"].replace("out[0].transpose(0, 1)", "out[0]"), "RuntimeError"),
+    "none": ("attend_each", "def attend_each(*args):\n    pass\n", "Your attend_each gives None, where a tensor of "),
+    "one token": ("sample", "def sample(logits, *args):\n    return 7\n", "Your sample gives 7, where a tensor of "),
+    "no memory": (
+        "MySlots",
+        PARTS["MySlots"].replace("def reserve", "def __init__(self):\n        pass\n\n    def reserve"),
+        "The engine stops with your MySlots: TypeError: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_part_that_fails_is_named_in_one_sentence(kept, tiny, work, name):
+    part, source, words = WRONG[name]
+    kept(**{part: source})
+    stage = next(stage for stage in ("orca", "selective") if part in OF[stage])
+    with pytest.raises(mine.PartError) as caught:
+        work.replay(mine.engine(tiny, stage, max_num_seqs=3, num_slots=320))
+    sentence = str(caught.value).replace(str(mine.folder()), "work/engine")
+    assert words in sentence and part in sentence and "\n" not in sentence, sentence
+    assert caught.value._render_traceback_() == [str(caught.value)]  # what a notebook shows
+
+
+def test_a_part_that_cannot_be_imported_any_more_is_the_packages(kept, tiny, work, capsys):
+    kept("MySlots", MyOrca="from tinyengine.scheduler import Gone\n")
+    engine = mine.engine(tiny, "orca", max_num_seqs=3, num_slots=320)
+    said = capsys.readouterr().out
+    assert set(engine.parts) == {"MySlots"} and len(said.splitlines()) == 1
+    assert "MyOrca.py cannot be used (ImportError: cannot import name 'Gone'" in said
+    kept(MyOrca="class Other:\n    pass\n")
+    assert mine.part("MyOrca") is None and "AttributeError" in capsys.readouterr().out
+    kept("MyOrca")  # mended: it is read anew
+    assert mine.part("MyOrca").__name__ == "MyOrca" and mine.part("flat") is None and not capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def of_the_course(tiny):
+    return serve(Engine(tiny, "orca", max_num_seqs=3, num_slots=320), workload("course"))
+
+
+def test_the_row_of_the_scoreboard(kept, capsys, monkeypatch, of_the_course):
+    load = workload("course")
+    numbers = {"MyOrca": "2.2", "MySlots": "2.4", "rectangle": "1.2", "flat": "3.1", "sample": "3.4"}
+    monkeypatch.setattr(mine, "exercises", lambda: numbers)
+    assert mine.row("orca", load, [[1], [2]]) is None
+    assert capsys.readouterr().out == (
+        "No part of this stage is yours yet. The package's: rectangle (write yours: exercise 1.2), "
+        "MyOrca (write yours: exercise 2.2), MySlots (write yours: exercise 2.4).\n"
+    )
+    kept("MyOrca", "MySlots", "rectangle")
+    outputs, trace = of_the_course
+    counts = {
+        "iterations": 53,
+        "idle slot-steps": measure(trace).idle_slot_steps,
+        "padded rows": measure(trace).padded_rows,
+    }
+    assert counts["padded rows"] > 0
+    assert mine.row("orca", load, outputs) == {"stage": "yours: orca", **counts, "exact": "8/8"}
+    assert capsys.readouterr().out == "Yours: rectangle, MyOrca, MySlots.\n"
+
+
+def test_the_first_wrong_token_is_told(kept, capsys, of_the_course):
+    load, (outputs, _) = workload("course"), of_the_course
+    kept(attend=PARTS["attend"].replace(".tril(length - n)", ".tril()"))  # aligned to the top left
+    row = mine.row("selective", load, outputs)
+    said = capsys.readouterr().out
+    assert row["exact"] != "8/8" and "With your parts the first wrong token is token 2 of r0." in said, (row, said)
+    assert "is token 2 of r1." in mine.first_wrong([[1, 2], [3]], [[1, 2], [3, 4]])
+    kept(attend="def attend(q, keys, values):\n    return keys[len(keys)]\n")
+    assert mine.row("selective", load, outputs) is None
+    assert "Your attend stops the engine: IndexError" in capsys.readouterr().out
+
+
+def test_a_stage_without_parts_is_refused(kept, tiny):
+    kept()
+    with pytest.raises(ValueError, match="stage is 'paged', but the stages with parts of yours are static, orca, sel"):
+        mine.engine(tiny, "paged")

@@ -381,12 +381,26 @@ def number(value) -> str:
 
 
 def quote(value) -> str:
-    """A value of the learner's, short enough for a sentence."""
+    """A value of the learner's, short enough for a sentence, on one line."""
     try:
-        text = repr(value)
+        text = " ".join(brief(value).split())
     except Exception:
         text = f"an object of type {type(value).__name__}"
     return text if len(text) <= LIMIT else text[:LIMIT] + "..."
+
+
+def brief(value) -> str:
+    """Its repr, but a large tensor or array is told by its shape."""
+    if type(value) in (list, tuple) and any(map(is_array, value)):
+        inside = ", ".join(map(brief, value))
+        return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    if is_array(value) and math.prod(value.shape) > 12:
+        return f"<{type(value).__name__} of shape {list(value.shape)}>"
+    return repr(value)
+
+
+def is_array(value) -> bool:
+    return hasattr(value, "tolist") and hasattr(value, "shape") and not isinstance(value, type)
 
 
 def words(error) -> str:

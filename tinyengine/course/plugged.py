@@ -58,7 +58,13 @@ def guarded(scheduler: type) -> type:
 
     class Guarded(scheduler):
         def schedule(self):
-            return ends(super().schedule)
+            plan = ends(super().schedule)
+            for request, n_tokens in plan:
+                name, own = request.request_id, f"whose gap is {request.gap}"
+                holds = 1 <= n_tokens <= request.gap
+                need(scheduler.__name__, holds, f"{name}, {own}, a plan of {n_tokens} tokens", "1 token up to its gap")
+                need(scheduler.__name__, request.table, f"{name} a plan, and no K/V slots", "memory.reserve(request)")
+            return plan
 
         def height(self, plan):
             return max(super().height(plan), getattr(self, "batch_size", 0))
@@ -192,4 +198,5 @@ def is_group(value, count: int) -> bool:
 
 def need(name: str, holds: bool, given, form: str) -> None:
     if not holds:
-        raise PartError(f"Your {name} gives {quote(given)}, where {form} is needed.")
+        told = given if isinstance(given, str) else quote(given)
+        raise PartError(f"Your {name} gives {told}, where {form} is needed.")
