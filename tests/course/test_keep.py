@@ -23,7 +23,7 @@ CASES = {
         "from math import pi\n\nimport os.path\n\ndef f(x):\n    return x + pi + os.path.sep\n",
     ),
     "helpers, also those below and those of helpers": (
-        ["def g(x):\n    return h(x)", "def f(x):\n    return g(x)", "y = f(3)\nf(y)", "def h(x):\n    return N", "N = 3"],
+        ["def g(x):\n    return h(x)", "def f(x):\n    return g(x)", "f(1)", "def h(x):\n    return N", "N = 3"],
         "def g(x):\n    return h(x)\n\ndef f(x):\n    return g(x)\n\ndef h(x):\n    return N\n\nN = 3\n",
     ),
     "a class with a decorated base, and its comment": (

@@ -137,8 +137,8 @@ def untidy(nb) -> str:
 
 
 def execute(nb, folder: Path, timeout: int = 600) -> None:
-    """Run a notebook from its own folder, in this Python; its outputs and execution counts are stored in `nb`. What is in
-    work/ cannot change them: the notebook finds an empty one."""
+    """Run a notebook from its own folder, in this Python; its outputs and execution counts are stored in `nb`. What
+    is in work/ cannot change them: the notebook finds an empty one."""
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
