@@ -4,7 +4,22 @@ Lessons and check cells import from here. Nothing here imports torch, and nothin
 """
 
 from tinyengine.course.checks import check, ends
+from tinyengine.course.in_notebook import grade, home, progress, start
 from tinyengine.course.lesson import goal, predict, quiz, scoreboard
 from tinyengine.course.source import show_diff, show_source
 
-__all__ = ["check", "ends", "goal", "predict", "quiz", "scoreboard", "show_diff", "show_source"]
+__all__ = [
+    "check",
+    "ends",
+    "goal",
+    "grade",
+    "home",
+    "mine",
+    "predict",
+    "progress",
+    "quiz",
+    "scoreboard",
+    "show_diff",
+    "show_source",
+    "start",
+]
