@@ -1,4 +1,4 @@
-# make lab    an environment, and JupyterLab on the lessons
+# make lab    an environment, and JupyterLab on the course's home page
 # make test   an environment, and every test: code, notebooks, pages in a real browser
 # make demo   every stage on one workload: the scoreboard, the answers, and out/timeline.html
 PYTHON ?= python3
@@ -18,7 +18,7 @@ test quick unit notebooks demo: export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: lab test quick unit notebooks lint demo browser clean
 
 lab: .venv/installed
-	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lessons/02_orca.ipynb $(AS_ROOT)
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lessons/home.ipynb $(AS_ROOT)
 
 test: lint unit notebooks
 
@@ -30,7 +30,7 @@ unit: .venv/installed browser
 
 notebooks: .venv/installed
 	$(BIN)/tinyengine build --check
-	$(NBVAL) lessons solutions
+	TINYENGINE_WORK=$$(mktemp -d) $(NBVAL) lessons solutions  # stored outputs are those of an empty work/
 
 lint: .venv/installed
 	$(BIN)/ruff check .

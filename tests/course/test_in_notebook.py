@@ -111,7 +111,7 @@ def test_progress_before_the_first_start(shown):
 def test_home_before_anything_is_done_begins_with_the_first_lesson(course, shown):
     home()
     plain, rich = shown[0]
-    assert "00 Two phases | in preparation" in plain and "02 Orca: a < b | 30 | 2, 5 min | 0 of 4 | " in plain
+    assert "00 Two phases | in preparation" in plain and "02 Orca: a < b | 30 | 2, 5 min | 0 of 4" in plain
     assert plain.endswith("Begin: lesson 02, Orca: a < b") and "No predictions yet." in plain
     assert '<a href="02_orca.ipynb">02 Orca: a &lt; b</a>' in rich
 

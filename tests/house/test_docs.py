@@ -27,7 +27,8 @@ def prose(path: Path) -> str:
 def test_links_and_named_files_exist(path):
     text = prose(path)
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
-    missing = [link for link in links if not (path.parent / link).exists()]
+    # a learner's copy of exercises is in work/ once it was started
+    missing = [link for link in links if not (path.parent / link.replace("../work/", "../exercises/")).exists()]
     named = re.findall(r"`((?:tinyengine|visualizers|tests|lessons)/[\w./]*\w)/?`", text)
     missing += [name for name in named if not (ROOT / name).exists() and "NN" not in name]
     assert missing == []
@@ -56,7 +57,7 @@ def test_notebooks_show_a_picture_without_a_kernel(path):
     outputs = [output for cell in code for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
     assert not any("widget-view" in mime for output in outputs for mime in output.get("data", {}))
-    if path.parent.name != "exercises":
+    if path.parent.name != "exercises" and path.stem != "home":  # the map of the course is a table
         assert all(cell.execution_count for cell in code)
         assert any("image/png" in output.get("data", {}) for output in outputs)
 

@@ -241,7 +241,7 @@ def show(*parts: str) -> None:
     lines = re.sub(r"</tr>|<br>", "\n", "\n".join(parts))
     cells = re.sub(r"</t[hd]>(?=<t)", " | ", lines)
     plain = html.unescape(re.sub(r"<[^>]+>", "", cells))
-    publish(plain.strip(), **{"text/html": rich})
+    publish("\n".join(line.rstrip(" |") for line in plain.strip().splitlines()), **{"text/html": rich})
 
 
 def with_code(text: str) -> str:
