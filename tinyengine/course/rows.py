@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,36 @@ def engine(**parts):
 def served(**parts) -> list[list[int]]:
     """The tokens of the course's eight requests, with these parts."""
     return [output.token_ids for output in workload("course").replay(engine(**parts))]
+
+
+# name: ((new rows, keys), ...) of each request
+SIZES = {
+    "both prefill": ((2, 2), (3, 3)),
+    "both decode": ((1, 4), (1, 7), (1, 2)),
+    "one of each": ((1, 4), (3, 3), (1, 6), (2, 2)),
+    "several rows behind older ones": ((2, 5), (1, 1), (3, 4)),
+}
+
+
+def sizes_of(case):
+    """The sizes of a case, which is a name of SIZES or sizes as they are."""
+    return SIZES[case] if isinstance(case, str) else case
+
+
+def attended(answer, case):
+    """What the answer gives for a case: float32, 4 heads of queries, 2 of keys and values."""
+    sizes = sizes_of(case)
+    random = torch.Generator().manual_seed(sum(10 * length + n for n, length in sizes))
+    starts = [0, *accumulate(n for n, _ in sizes)]
+    q = torch.randn(starts[-1], 4, 8, generator=random)
+    keys, values = ([torch.randn(length, 2, 8, generator=random) for _, length in sizes] for _ in "kv")
+    return ends(answer, q, starts, keys, values)
+
+
+def digest(got):
+    """A few rounded numbers of each row, which another order of adding up does not change."""
+    rows = got if isinstance(got, torch.Tensor) else torch.cat(list(got))
+    return [type(got).__name__, list(rows.shape), [round(row.sum().item(), 2) for row in rows]]
 
 
 WIDTH = 64
@@ -82,10 +112,46 @@ MEETING = {
 OPERATIONS = ROW_WISE | MEETING
 
 
+def asked(answer, case):
+    """What the answer says of an operation, for five rows."""
+    name, seed = case
+    random = torch.Generator().manual_seed(seed)
+    x, positions = torch.randn(5, WIDTH, generator=random), torch.randperm(20, generator=random)[:5]
+    torch.manual_seed(seed)
+    return ends(answer, OPERATIONS[name], x, positions)
+
+
+# name: (temperature, top_p) of each request, in turn
+SETTINGS = {
+    "temperature 0": ((0.0, 1.0), (0.0, 0.3)),
+    "temperature 1, all tokens": ((1.0, 1.0),),
+    "temperatures": ((0.5, 1.0), (1.0, 1.0), (2.0, 1.0)),
+    "top_p": ((1.0, 0.3), (1.0, 0.6), (1.0, 0.9), (1.0, 0.05)),
+    "each with its own": ((0.0, 0.5), (1.3, 0.8), (0.6, 1.0), (2.0, 0.2), (0.9, 0.4)),
+}
+REQUESTS, VOCABULARY = 30, 16
+
+
+def batch_of(case):
+    """logits, temperature, top_p and noise of 30 requests, from a seed."""
+    settings, seed = case
+    settings = SETTINGS.get(settings, settings) if isinstance(settings, str) else settings
+    random = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(REQUESTS, VOCABULARY, generator=random)
+    noise = -(-torch.rand(REQUESTS, VOCABULARY, generator=random).clamp(1e-6, 1 - 1e-6).log()).log()
+    own = torch.tensor([settings[row % len(settings)] for row in range(REQUESTS)])
+    return logits, own[:, 0], own[:, 1], noise
+
+
+def drawn_tokens(answer, case):
+    torch.manual_seed(case[1])
+    return ends(answer, *batch_of(case))
+
+
 @dataclass
 class Running:
     """A request of exercise 3.5. tokens: prompt and output; of the first `computed` of them keys and values
-    [layers, slots, kv_heads, d] hold what the model made. Slots past them hold what an earlier request left."""
+    [layers, slots, kv_heads, d] hold what the model made. The slots past them hold any numbers."""
 
     tokens: list
     keys: torch.Tensor
@@ -116,15 +182,14 @@ def broken_iteration(model, batch):
         r.tokens.append(token)
 
 
-FRANCE, COUNT, HELLO, HOT = (
-    "What is the capital of France?", "Count from 1 to 24.", "Say hello to Mia.", "What is the opposite of hot?"
+QUESTIONS = LOOKUP, FRANCE, COUNT, HELLO = (
+    "Mia: fox. Leo: owl. Ann: cat. Leo?", "What is the capital of France?", "Count from 1 to 24.", "Say hello to Mia."
 )  # fmt: skip
-QUESTIONS = FRANCE, COUNT, HELLO, HOT
 BATCHES = {
     "a request alone": ((FRANCE, 0),),
-    "requests of one length": ((HELLO, 0), (HELLO, 0)),
-    "both prefill": ((COUNT, 0), (HELLO, 0), (FRANCE, 0)),
-    "one of each": ((HELLO, 0), (FRANCE, 2), (COUNT, 3), (HOT, 3)),
+    "requests of one length": ((FRANCE, 0), (COUNT, 0)),
+    "both prefill": ((LOOKUP, 0), (HELLO, 0), (FRANCE, 0)),
+    "one of each": ((HELLO, 0), (FRANCE, 2), (LOOKUP, 3), (COUNT, 3)),
 }
 LONGEST = 12  # tokens of an output
 
@@ -150,7 +215,7 @@ def ran(answer, case):
     config, counted, random = model.config, Counted(model), torch.Generator().manual_seed(5)
     shape = config.num_hidden_layers, SLOTS, config.num_key_value_heads, config.head_dim
     prompts = [encode(model, chat(question), "") for question, _ in joins]
-    requests = [Running(list(p), *(3 * torch.randn(shape, generator=random) for _ in "kv")) for p in prompts]
+    requests = [Running(list(p), *(8 * torch.randn(shape, generator=random) for _ in "kv")) for p in prompts]
     sizes = [len(prompt) + LONGEST for prompt in prompts]
     for now in range(max(first for _, first in joins) + LONGEST):
         batch = [r for r, (_, first), size in zip(requests, joins, sizes) if first <= now and len(r.tokens) < size]
@@ -165,4 +230,5 @@ def ran(answer, case):
 def answers(iteration, *questions) -> list[str]:
     """The texts that these questions get from an `iteration`, all of them in one batch."""
     outputs, _ = ran(iteration, [(question, 0) for question in questions])
-    return [tiny().tokenizer.decode(tokens, skip_special_tokens=True) for tokens in outputs]
+    ends = set(tiny().eos_token_ids)
+    return [tiny().tokenizer.decode(list(takewhile(lambda token: token not in ends, tokens))) for tokens in outputs]

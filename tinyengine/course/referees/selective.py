@@ -93,13 +93,7 @@ def check_3_1(c, answer):
     in_the_engine(c, flat=answer)
 
 
-# 3.2: name: ((new rows, keys), ...) of each request
-SIZES = {
-    "both prefill": ((2, 2), (3, 3)),
-    "both decode": ((1, 4), (1, 7), (1, 2)),
-    "one of each": ((1, 4), (3, 3), (1, 6), (2, 2)),
-    "several rows behind older ones": ((2, 5), (1, 1), (3, 4)),
-}
+# 3.2
 
 
 def attend_each(q, starts, keys, values):
@@ -135,27 +129,6 @@ EACH_MISTAKES = [
 ]  # fmt: skip
 
 
-def sizes_of(case):
-    """The sizes of a case, which is a name of SIZES or sizes as they are."""
-    return SIZES[case] if isinstance(case, str) else case
-
-
-def attended(answer, case):
-    """What the answer gives for a case: float32, 4 heads of queries, 2 of keys and values."""
-    sizes = sizes_of(case)
-    random = torch.Generator().manual_seed(sum(10 * length + n for n, length in sizes))
-    starts = [0, *accumulate(n for n, _ in sizes)]
-    q = torch.randn(starts[-1], 4, 8, generator=random)
-    keys, values = ([torch.randn(length, 2, 8, generator=random) for _, length in sizes] for _ in "kv")
-    return ends(answer, q, starts, keys, values)
-
-
-def digest(got):
-    """A few rounded numbers of each row, which another order of adding up does not change."""
-    rows = got if isinstance(got, torch.Tensor) else torch.cat(list(got))
-    return [type(got).__name__, list(rows.shape), [round(row.sum().item(), 2) for row in rows]]
-
-
 def draw_sizes(random):
     number = random.randint
 
@@ -168,7 +141,7 @@ def draw_sizes(random):
 
 def wrong_row(run) -> str:
     """The first row that is off by more than rounding, in a sentence; "" where none is."""
-    sizes, starts = sizes_of(run.case), [0, *accumulate(n for n, _ in sizes_of(run.case))]
+    sizes, starts = rows.sizes_of(run.case), [0, *accumulate(n for n, _ in rows.sizes_of(run.case))]
     off = (run.got.float() - run.want).abs().flatten(1).amax(1)
     bad = [row for row, by in enumerate(off.tolist()) if not by < 1e-4]
     if not bad:
@@ -180,16 +153,16 @@ def wrong_row(run) -> str:
 
 @exercise("3.2", points=6, solution=attend_each, mistakes=EACH_MISTAKES, part=True)
 def check_3_2(c, answer):
-    runs = c.cases("it attends", answer, SIZES, attended, digest, draw_sizes)
+    runs = c.cases("it attends", answer, rows.SIZES, rows.attended, rows.digest, draw_sizes)
     odd = next((run.got for run in runs if getattr(run.got, "shape", None) != run.want.shape), None)
-    shape = f"of shape {list(odd.shape)}" if isinstance(odd, torch.Tensor) else quote(odd)
+    shape = f"a tensor of shape {list(odd.shape)}" if isinstance(odd, torch.Tensor) else quote(odd)
     if not c.true("one tensor, of the shape of q", odd is None, f"you have {shape}, which is not q's shape"):
         return c.wait("the rest")
     right = []
-    for name in SIZES:
+    for name in rows.SIZES:
         trouble = next(filter(None, (wrong_row(run) for run in runs if run.case == name)), "")
         right.append(c.true(name, not trouble, trouble))
-    trouble = next(filter(None, map(wrong_row, runs[len(SIZES) :])), "")
+    trouble = next(filter(None, map(wrong_row, runs[len(rows.SIZES) :])), "")
     if not all(right) or not c.true("drawn sizes", not trouble, trouble, points=0):
         return c.wait("the real engine")
     in_the_engine(c, attend_each=answer)
@@ -247,37 +220,20 @@ ROW_MISTAKES = [
 ]  # fmt: skip
 
 
-def asked(answer, case):
-    """What the answer says of an operation, for five rows."""
-    name, seed = case
-    random = torch.Generator().manual_seed(seed)
-    x, positions = torch.randn(5, rows.WIDTH, generator=random), torch.randperm(20, generator=random)[:5]
-    torch.manual_seed(seed)
-    return ends(answer, rows.OPERATIONS[name], x, positions)
-
-
 def draw_operations(random):
     return [(name, random.randint(1, 10**6)) for name in rows.OPERATIONS]
 
 
 @exercise("3.3", points=4, solution=is_row_wise, mistakes=ROW_MISTAKES)
 def check_3_3(c, answer):
-    runs = c.cases("it answers", answer, [(name, 1) for name in rows.OPERATIONS], asked, drawn=draw_operations)
+    runs = c.cases("it answers", answer, [(name, 1) for name in rows.OPERATIONS], rows.asked, drawn=draw_operations)
     for line, names in (("row-wise operations", rows.ROW_WISE), ("operations in which rows meet", rows.MEETING)):
         wrong = [run for run in runs if run.case[0] in names and run.got != run.want]
         told = f"of {wrong[0].case[0]!r} you say {quote(wrong[0].got)}" if wrong else ""
         c.true(line, not wrong, f"{told}; {len(wrong)} answers are wrong", points=2)
 
 
-# 3.4: (temperature, top_p) of each request, in turn
-SETTINGS = {
-    "temperature 0": ((0.0, 1.0), (0.0, 0.3)),
-    "temperature 1, all tokens": ((1.0, 1.0),),
-    "temperatures": ((0.5, 1.0), (1.0, 1.0), (2.0, 1.0)),
-    "top_p": ((1.0, 0.3), (1.0, 0.6), (1.0, 0.9), (1.0, 0.05)),
-    "each with its own": ((0.0, 0.5), (1.3, 0.8), (0.6, 1.0), (2.0, 0.2), (0.9, 0.4)),
-}
-REQUESTS, VOCABULARY = 30, 16
+# 3.4
 
 
 def sample(logits, temperature, top_p, noise):
@@ -326,29 +282,13 @@ SAMPLE_MISTAKES = [
 ]  # fmt: skip
 
 
-def batch_of(case):
-    """logits, temperature, top_p and noise of 30 requests, from a seed."""
-    settings, seed = case
-    settings = SETTINGS.get(settings, settings) if isinstance(settings, str) else settings
-    random = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(REQUESTS, VOCABULARY, generator=random)
-    noise = -(-torch.rand(REQUESTS, VOCABULARY, generator=random).clamp(1e-6, 1 - 1e-6).log()).log()
-    own = torch.tensor([settings[row % len(settings)] for row in range(REQUESTS)])
-    return logits, own[:, 0], own[:, 1], noise
-
-
-def drawn_tokens(answer, case):
-    torch.manual_seed(case[1])
-    return ends(answer, *batch_of(case))
-
-
 def draw_settings(random):
     own = [(random.choice((0.0, 0.4, 1.0, 1.7)), random.choice((0.15, 0.5, 0.85, 1.0))) for _ in range(7)]
     return [(tuple(own), random.randint(1, 10**6))]
 
 
 def wrong_token(run) -> str:
-    _, temperature, top_p, _ = batch_of(run.case)
+    _, temperature, top_p, _ = rows.batch_of(run.case)
     for row, (got, want) in enumerate(zip(run.got.tolist(), run.want.tolist())):
         if got != want:
             return f"request {row}, at temperature {temperature[row]:.2g} and top_p {top_p[row]:.2g}, gets token {got}"
@@ -357,23 +297,23 @@ def wrong_token(run) -> str:
 
 @exercise("3.4", points=6, solution=sample, mistakes=SAMPLE_MISTAKES, part=True)
 def check_3_4(c, answer):
-    cases = [(name, seed) for seed, name in enumerate(SETTINGS)]
-    runs = c.cases("it draws", answer, cases, drawn_tokens, drawn=draw_settings)
+    cases = [(name, seed) for seed, name in enumerate(rows.SETTINGS)]
+    runs = c.cases("it draws", answer, cases, rows.drawn_tokens, drawn=draw_settings)
     odd = [run.got for run in runs if getattr(run.got, "shape", None) != run.want.shape or run.got.is_floating_point()]
-    told = f"you have {quote(odd[0])}, where a tensor of {REQUESTS} token ids is needed" if odd else ""
+    told = f"you have {quote(odd[0])}, where a tensor of {rows.REQUESTS} token ids is needed" if odd else ""
     if not c.true("one token id for each request", not odd, told, points=0):
         return c.wait("the rest")
-    for name, run in zip(SETTINGS, runs):
+    for name, run in zip(rows.SETTINGS, runs):
         own = runs[4:] if name == "each with its own" else [run]
         trouble = next(filter(None, map(wrong_token, own)), "")
         c.true(name, not trouble, trouble)
-    whole = batch_of(cases[-1])
+    whole = rows.batch_of(cases[-1])
 
     def alone():
         """The first request that gets another token alone than in the batch; "" where none does."""
         for row, token in enumerate(runs[4].got.tolist()):
             if ends(answer, *(part[row : row + 1] for part in whole)).tolist() != [token]:
-                return f"request {row} gets another token alone than among {REQUESTS}"
+                return f"request {row} gets another token alone than among {rows.REQUESTS}"
         return ""
 
     c.equal("the same token alone and in the batch", alone, "", because=lambda got, _: got)
