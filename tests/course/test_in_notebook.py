@@ -43,6 +43,7 @@ def card(*points, **more):
 def graded(course, monkeypatch, result):
     monkeypatch.setattr(grader, "grade", lambda path, root: result if path == course.copy else None)
     start(2)
+    result["messages"].clear()
     grade(2)
 
 
@@ -55,7 +56,7 @@ def test_start_copies_once_and_links_from_where_the_notebook_runs(course, shown)
     start("02")
     assert '<a href="../work/02_orca.ipynb">work/02_orca.ipynb</a>' in shown[0][1]
     assert shown[0][0] == "Your exercises are in work/02_orca.ipynb. Nothing overwrites them."
-    assert "as you left them; `start(02, fresh=True)`" in shown[1][0]
+    assert "as you left them; `start('02', fresh=True)`" in shown[1][0]
     assert course.copy.read_bytes() == (course.root / "exercises/02_orca.ipynb").read_bytes()
     course.copy.write_text("mine")
     start(2, fresh=True)
@@ -88,6 +89,9 @@ def test_a_sentence_for_the_terminal_is_said_as_a_call():
 
 def test_the_scorecard_says_each_reason_and_is_remembered(course, shown, monkeypatch):
     graded(course, monkeypatch, card(2, 1))
+    grade("work/02_orca.ipynb")
+    assert shown[2] == shown[1]
+    del shown[2]
     plain, rich = shown[1]
     assert "2.2 Dou<ble | 1/2 | partial\ncall f(3)" in plain and "3 of 4 points." in plain and "Well done" not in plain
     assert "2.2 Dou&lt;ble" in rich and "<code>f(3)</code>" in rich and ">partial</span>" in rich
@@ -122,13 +126,13 @@ def test_home_says_what_is_done_and_links_what_is_next(course, shown, monkeypatc
     before = files(course.root)
     home()
     plain, rich = shown[-1]
-    assert "| 3 of 4 |" in plain and "2 predictions, 1 within 25 %." in plain
+    assert "| 3 of 4\n" in plain and "2 predictions, 1 within 25 %." in plain
     assert plain.endswith("Go on: the exercises of lesson 02, 3 of 4 points.")
     assert all((course.root / "lessons" / address).is_file() for address in re.findall(r'href="([^"]+)"', rich))
     assert files(course.root) == before  # it reads work/, and writes nothing
     graded(course, monkeypatch, card(2, 2))
     home()
-    assert "a < b ✓ |" in shown[-1][0] and "| 4 of 4, all |" in shown[-1][0]
+    assert "a < b ✓ |" in shown[-1][0] and "| 4 of 4, all\n" in shown[-1][0]
     assert shown[-1][0].endswith("Every lesson that is written is done.")
 
 

@@ -61,7 +61,7 @@ def start(root: Path, number, fresh: bool = False) -> None:
     if new:
         show(f"Your exercises are in {link(path, root)}. Nothing overwrites them.")
     else:
-        fresh_copy = f"`start({number}, fresh=True)` makes a fresh copy beside it"
+        fresh_copy = f"`start({number!r}, fresh=True)` makes a fresh copy beside it"
         show(f"Your exercises are in {link(path, root)}, as you left them; {fresh_copy}.")
 
 
@@ -70,7 +70,8 @@ def grade(root: Path, number) -> None:
     """Grade your copy of the exercises of a lesson, as it is saved, and show why: `grade(2)`."""
     from tinyengine.course import grader, work
 
-    path, others = work.locate(str(number), root)
+    named = root / str(number)  # a path as the course writes it, wherever the notebook lies
+    path, others = work.locate(str(named if named.is_file() else number), root)
     saved = time.strftime("%H:%M:%S", time.localtime(path.stat().st_mtime))
     card = grader.grade(path, root)
     card["messages"] += [f'{other} is graded by its path: `grade("{other}")`' for other in others]

@@ -8,7 +8,8 @@ function render({ model, el }) {
   const questions = model.get("questions"), root = element("div", "te-quiz"), id = `te-quiz-${++quizzes}`;
   const score = element("p", "te-score"), again = element("button", "te-again", "Start again");
   score.setAttribute("role", "status");
-  root.dataset.lmSuppressShortcuts = "true"; // arrows and letters are the quiz's, not the notebook's
+  // Arrows and letters mean something else in the notebook around us; Ctrl + S and its like are left to it.
+  root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
   root.append(...questions.map((question, n) => fieldset(question, n)), score, again);
   again.addEventListener("click", () => {
     root.querySelectorAll("input").forEach((input) => (input.checked = false));
