@@ -1,24 +1,17 @@
 """Exercises 03: each mistake of the referee's tables, run as a learner's answer, loses points and is told by its
 sentence; right answers written in other ways get all points; odd ones are told in a sentence."""
 
-import inspect
-from textwrap import dedent
-
 import pytest
 import torch
-from helpers.course import graded, mistakes, solutions
+from helpers.course import Audit, solutions
 
 from tinyengine.course import rows as given
-from tinyengine.course.grader import grade
-from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.referees import selective
 from tinyengine.inputs import encode
 from tinyengine.workload import chat
 
 CHECKS = (selective.check_3_1, selective.check_3_2, selective.check_3_3, selective.check_3_4, selective.check_3_5)
-POINTS = {check.exercise_id: check.points for check in CHECKS}
 SOLUTIONS = solutions("03_selective")
-MISTAKES = mistakes(*CHECKS)
 ITERATION = SOLUTIONS["iteration"]
 
 
@@ -120,11 +113,12 @@ RIGHT = {
         def sample(logits, temperature, top_p, noise):
             heat = torch.where(temperature > 0, temperature, torch.ones_like(temperature))
             scores = (logits / heat[:, None]).log_softmax(-1)
-            ordered = scores.exp().sort(dim=-1, descending=True).values
+            probability = scores.exp()
+            ordered = probability.sort(dim=-1, descending=True).values
             count = (ordered.cumsum(-1) < top_p[:, None]).sum(-1).clamp(max=logits.shape[1] - 1)
             least = ordered.gather(1, count[:, None])
             scores = scores + torch.where(temperature > 0, 1.0, 0.0)[:, None] * noise
-            return scores.masked_fill((logits / heat[:, None]).softmax(-1) < least, -torch.inf).argmax(-1)
+            return scores.masked_fill(probability < least, -torch.inf).argmax(-1)
     """,
     "3.5 the position says the length": changed(
         ("length = len(r.tokens)", "length = positions[end - 1] + 1"),
@@ -168,58 +162,9 @@ ODD = {  # what a learner wrote: points, and what the grader says
 }
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """One run of the grader: what it gives for each answer, by its name."""
-    answers = {name: check.source(mistake) for name, (check, mistake) in MISTAKES.items()}
-    answers |= {name: dedent(source).strip() for name, source in RIGHT.items()}
-    answers |= {name: source for name, (source, _, _) in ODD.items()}
-    pairs = [(name.split()[0], source) for name, source in answers.items()]
-    return dict(zip(answers, graded(tmp_path_factory.mktemp("selective"), "03_selective", pairs)))
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.exercise_id)
-def test_the_solution_of_the_notebook_is_the_referees(check):
-    assert SOLUTIONS[check.name] == inspect.getsource(check.solution)
-    assert len(check.mistakes) >= 6 and len({mistake.sentence for mistake in check.mistakes}) == len(check.mistakes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_loses_points_and_is_told_by_its_sentence(rows, name):
-    row, (check, mistake) = rows[name], MISTAKES[name]
-    assert row["points"] < check.points and f"most likely: {mistake.sentence}." in row["messages"], row
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_answer_of_another_form_gets_all_points(rows, name):
-    assert rows[name]["points"] == POINTS[name.split()[0]] and not rows[name]["messages"], rows[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_answer_is_told_in_a_sentence(rows, name):
-    _, points, words = ODD[name]
-    assert rows[name]["points"] == points and words in " ".join(rows[name]["messages"]), rows[name]
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.exercise_id)
-def test_a_mistake_is_told_for_any_seed(check, capsys):
-    for seed in range(3):
-        check(check.solution, seed=seed)
-        assert f"{check.points} of {check.points} points" in capsys.readouterr().out
-        for mistake in check.mistakes:
-            check(check.twin(mistake), seed=seed)
-            said = capsys.readouterr().out
-            assert mistake.sentence in said and f"{check.points} of" not in said, said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder, points, status", [("exercises", 0, "not attempted"), ("solutions", 25, "passed")])
-def test_the_notebooks_themselves(folder, points, status):
-    card = grade(ROOT / folder / "03_selective.ipynb", ROOT)
-    assert (card["points"], {row["status"] for row in card["exercises"]}) == (points, {status})
+class TestSelective(Audit):
+    stem, checks, right, odd = "03_selective", CHECKS, RIGHT, ODD
+    seeded = CHECKS[:-1]
 
 
 # What the notebook says, measured.

@@ -186,12 +186,12 @@ QUESTIONS = LOOKUP, FRANCE, COUNT, HELLO = (
     "Mia: fox. Leo: owl. Ann: cat. Leo?", "What is the capital of France?", "Count from 1 to 24.", "Say hello to Mia."
 )  # fmt: skip
 BATCHES = {
-    "a request alone": ((FRANCE, 0),),
-    "requests of one length": ((FRANCE, 0), (COUNT, 0)),
-    "both prefill": ((LOOKUP, 0), (HELLO, 0), (FRANCE, 0)),
     "one of each": ((HELLO, 0), (FRANCE, 2), (LOOKUP, 3), (COUNT, 3)),
+    "both prefill": ((LOOKUP, 0), (HELLO, 0), (FRANCE, 0)),
+    "both of one length": ((FRANCE, 0), (COUNT, 0)),
+    "a request alone": ((FRANCE, 0),),
 }
-LONGEST = 12  # tokens of an output
+LONGEST = 8  # tokens of an output
 
 
 class Counted:

@@ -383,9 +383,10 @@ def wrong_output(run) -> str:
 @exercise("3.5", points=4, solution=iteration, mistakes=BUG_MISTAKES)
 def check_3_5(c, answer):
     runs = c.cases("it runs", answer, rows.BATCHES, rows.ran, drawn=draw_joins)
-    groups = {"a request alone, and two alike": runs[:2], "both prefill": [runs[2]], "one of each": runs[3:]}
-    for name, cases in groups.items():
-        trouble = next(filter(None, map(wrong_output, cases)), "")
+    each, prefill, *alike = runs[:4]
+    groups = {"a request alone, and two alike": alike, "both prefill": [prefill], "one of each": [each, *runs[4:]]}
+    for name, group in groups.items():
+        trouble = next(filter(None, map(wrong_output, group)), "")
         c.true(name, not trouble, trouble)
     more = next((run for run in runs if run.got[1] != run.want[1]), None)
     told = f"you have {len(more.got[1])} calls with {sum(more.got[1])} rows" if more else ""
