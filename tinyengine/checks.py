@@ -90,7 +90,7 @@ def check_size(name, size):
 
 
 def _is_whole(value):
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))  # int is found at once
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_plan(plan, tokens):
@@ -104,7 +104,7 @@ def check_plan(plan, tokens):
         if request.finished:
             continue
         gap = request.gap
-        if not _is_whole(n_tokens) or not 1 <= n_tokens <= gap:
+        if (type(n_tokens) is not int and not _is_whole(n_tokens)) or not 1 <= n_tokens <= gap:  # no call for an int
             raise ValueError(
                 f"request {request.request_id!r} is planned with {n_tokens} tokens, but 1 to {gap} are open"
             )
@@ -113,7 +113,7 @@ def check_plan(plan, tokens):
                 f"request {request.request_id!r} computes {n_tokens} of its {gap} open tokens, so its "
                 f"token is {'owed' if token is None else 'not due'}, but commit was given {token!r}"
             )
-        if token is not None and (not _is_whole(token) or token < 0):
+        if token is not None and ((type(token) is not int and not _is_whole(token)) or token < 0):
             raise ValueError(
                 f"request {request.request_id!r} was given {token!r}, but a token is a whole number of at least 0"
             )

@@ -2,9 +2,13 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType, FunctionType
+
+
+PATIENCE = 1.0  # seconds
 
 
 class Busy(RuntimeError):
@@ -17,7 +21,8 @@ class Guard:
 
         with guard.window():    # the model, a user's function, sleep: they take long, and leave nothing half done
 
-    A second interrupt does not wait: it stops an endless loop in a critical part, in a learner's `schedule`, say.
+    One that comes PATIENCE seconds after the first does not wait: it stops an endless loop in a critical part, in a
+    learner's `schedule`, say. Any sooner is the same key, pressed twice.
     However many come, none stops the guard itself, which would leave a part open for ever.
     Python handles signals in its main thread, so in any other thread there is no interrupt to wait.
 
@@ -30,7 +35,7 @@ class Guard:
         self._parts: list[tuple[bool, bool]] = []  # of each part that is open: what is put back at its end
         self._held = False
         self._usual = None  # the handler of interrupts, while ours is in its place: from the first part to its end
-        self._interrupted = False  # and it waits
+        self._waits_since: float | None = None  # when the interrupt that waits has come
         self.computes = False  # the model is running
 
     @property
@@ -71,30 +76,32 @@ class Guard:
             return False
         if signal.getsignal(signal.SIGINT) is None:  # a handler that Python does not know, and could not put back
             return False
-        self._interrupted = False
+        self._waits_since = None
         self._usual = signal.signal(signal.SIGINT, self._note)
         return True
 
     def _put_back(self):
         usual, self._usual = self._usual, None
         signal.signal(signal.SIGINT, usual)
-        if self._interrupted:
+        if self._waits_since is not None:
             self._pass_on(usual)
 
     def _let_in(self):
         """An interrupt that has waited."""
-        if self._interrupted and self._usual is not None and threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._waits_since is not None and self._usual is not None and is_main:
             self._pass_on(self._usual)
 
     def _note(self, number: int, frame: FrameType | None):
-        waits = self._held and not self._interrupted
-        if waits or _is_ours(frame):
-            self._interrupted = True
+        now = time.monotonic()
+        first = now if self._waits_since is None else self._waits_since
+        if (self._held and now - first < PATIENCE) or _is_ours(frame):
+            self._waits_since = first
         else:
             self._pass_on(self._usual, frame)
 
     def _pass_on(self, usual, frame: FrameType | None = None):
-        self._interrupted = False
+        self._waits_since = None
         if callable(usual):
             usual(signal.SIGINT, frame)
         else:  # SIG_DFL or SIG_IGN

@@ -387,7 +387,8 @@ def test_a_stop_when_that_is_interrupted_is_asked_again(tiny):
     assert [token.token_id for token in streamed] == output.token_ids and output.finish_reason == "stop"
 
 
-def test_a_second_interrupt_stops_a_scheduler_that_never_returns(tiny):
+def test_a_later_interrupt_stops_a_scheduler_that_never_returns(tiny, monkeypatch):
+    """The third comes a second after the first; the second is the same key, pressed twice."""
     engine = Engine(tiny, num_slots=128)
     engine.add_request("What is 23 + 45?")
     received = []
@@ -395,13 +396,16 @@ def test_a_second_interrupt_stops_a_scheduler_that_never_returns(tiny):
     def endless():
         while True:
             received.append(1)
+            now = 0.6 * len(received)
+            monkeypatch.setattr("tinyengine.guard.time.monotonic", lambda: now)
             signal.raise_signal(signal.SIGINT)
             assert len(received) < 5
 
     engine.scheduler.schedule = endless
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    assert len(received) == 2
+    assert len(received) == 3
+    monkeypatch.undo()
     del engine.scheduler.schedule
     while engine.has_unfinished():
         engine.step()
