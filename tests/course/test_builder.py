@@ -5,10 +5,12 @@ import json
 import nbformat
 import pytest
 from helpers.course import solution
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tinyengine.course.builder import build, derive, run_authored, stale, stub
-from tinyengine.course.notebooks import WIDGET, CourseError, read, strip_widgets, untidy
+from tinyengine.course.builder import build, derive, mistakes, run_authored, stale, stub
+from tinyengine.course.grader import manifest
+from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
+from tinyengine.course.notebooks import WIDGET, CourseError, execute, read, strip_widgets, untidy
 
 
 def cell(nb, cell_id):
@@ -96,7 +98,7 @@ def test_the_manifest_says_what_the_grader_needs(course):
         2,
         5,
         1,
-        60,
+        8,
     )
     assert first["check"]["cell"] == "check-2-1" and "double_1(3)" in first["check"]["source"]
     assert entry["cells"] == [c.id for c in course.exercise().cells]
@@ -251,3 +253,25 @@ def test_run_takes_a_path(course, monkeypatch):
 def test_an_unknown_number_is_refused(course):
     with pytest.raises(CourseError, match="no lesson or solution 9"):
         list(run_authored(course.root, "9"))
+
+
+def test_the_page_of_mistakes_has_every_exercise_of_a_referee():
+    """Of the course itself; that it is up to date, `build --check` says."""
+    page = (ROOT / "docs" / "mistakes.md").read_text(encoding="utf-8")
+    for entry in manifest(ROOT).values():
+        for exercise in entry["exercises"]:
+            assert f"\n## {exercise['id']} {exercise['title']}\n" in page
+    assert "| static | you admit only when the batch is empty, and that is static batching |" in page
+
+
+def test_a_course_without_referees_has_no_page_of_mistakes(course):
+    assert not (course.root / "docs").exists() and mistakes(manifest(course.root)) == ""
+
+
+def test_a_notebook_that_is_run_finds_an_empty_work_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TINYENGINE_WORK", str(tmp_path))
+    (tmp_path / "mine.txt").touch()
+    source = "from tinyengine.course.notebooks import work_folder\nprint(list(work_folder(None).iterdir()))"
+    nb = new_notebook(cells=[new_code_cell(source)])
+    execute(nb, tmp_path)
+    assert nb.cells[0].outputs[0].text == "[]\n"

@@ -1,11 +1,15 @@
 """The lines of a check: what passes, and the reason when it does not."""
 
 import linecache
+import signal
 import sys
+import time
 
 import pytest
+import torch
 
-from tinyengine.course.checks import CheckFailed, Endless, arm, check, difference, ends, same
+from tinyengine.course.checks import CheckFailed, Endless, arm, check, difference, ends, quote, same
+from tinyengine.course.toy import toy_trace
 
 torch_like = type("T", (), {"tolist": lambda self: [[1, 2], [3, 4]]})
 
@@ -152,6 +156,49 @@ def test_a_loop_without_end_is_stopped(capsys):
     assert sys.gettrace() is before
     shown = failing(capsys, lambda c: c.run("f", lambda: ends(names["f"], 1)))
     assert "stopped after 200,000 lines at line" in shown and "of your cell" in shown
+
+
+def test_what_computes_or_waits_too_long_is_stopped():
+    said = "your code was stopped after 1 s: look for a loop that never ends"
+    for code in (lambda: [sum(range(10**6)) for _ in range(10**5)], lambda: time.sleep(60)):
+        began = time.monotonic()
+        with pytest.raises(Endless, match=said):
+            ends(code, seconds=1)
+        assert time.monotonic() - began < 20
+
+
+def test_one_inside_of_another_gives_the_alarm_back():
+    assert ends(lambda: ends(lambda: 7)) == 7
+    with pytest.raises(Endless):
+        ends(lambda: [ends(lambda: 7), time.sleep(60)], seconds=1)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_a_value_is_quoted_on_one_line_and_a_large_tensor_by_its_shape():
+    large, small = torch.zeros(3, 9), torch.tensor([[1, 2], [3, 4]])
+    assert quote(large) == "<Tensor of shape [3, 9]>"
+    assert quote(small) == "tensor([[1, 2], [3, 4]])"
+    assert quote((large, [small[0], 7])) == "(<Tensor of shape [3, 9]>, [tensor([1, 2]), 7])"
+    assert quote("two\nlines") == "'two\\nlines'" and quote(torch.Tensor) == "<class 'torch.Tensor'>"
+    assert len(quote(list(range(1000)))) == 403
+
+
+def test_a_run_is_drawn_in_a_notebook_and_not_while_it_is_graded(monkeypatch):
+    shown, trace = [], toy_trace([["A"], ["A", "B"]], slots=2)
+    monkeypatch.setattr("tinyengine.course.checks.in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    monkeypatch.setattr("tinyengine.course.checks.publish", lambda *_, **__: None)
+    for nonce in ("", "nonce"):
+        if nonce:
+            arm(nonce)
+        with check("2.1", 1) as c:
+            c.true("n", True, "")
+            c.draw(toy_trace([], slots=1), 1)  # nothing to be seen
+            c.draw(trace, 9)
+            c.draw(trace, 1)  # the first is drawn
+    [player] = shown
+    assert player.data["iteration"] == 1  # the second, counted from 0
 
 
 def test_an_error_inside_a_given_cell_is_told_at_the_learners_line(capsys):

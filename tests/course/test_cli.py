@@ -178,6 +178,29 @@ def test_the_solution_gets_all_points_whatever_the_environment_says(cli, course,
     assert not (course.root / "work" / ".grades").exists()  # a notebook elsewhere is graded without a trace
 
 
+def test_all_points_are_praised_and_tell_what_was_kept_and_what_comes_next(cli, course):
+    path = course.root / "exercises" / "manifest.json"
+    entries = json.loads(path.read_text())
+    entries["02_orca"]["exercises"][1]["part"] = "double_2"
+    path.write_text(json.dumps(entries))
+    nb = course.exercise()
+    answers = [c for c in nb.cells if c.id.startswith("answer")]
+    answers[1].source = "def double_2(x):\n    return 2 * x"
+    course.save(nb)
+    out = cli("grade", "2")[1]
+    assert "double_2: a part of your engine, in work/engine/." in out and "Well done" not in out and "Next" not in out
+    answers[0].source = "def double_1(x):\n    return 2 * x"
+    course.save(nb)
+    out = cli("grade", "2", "--json", "card.json")[1]
+    assert "Well done: all 4 points.\ndouble_2: a part of your engine" in out
+    assert "That was the last lesson that is written." in out
+    (course.root / "lessons" / "00_two_phases.ipynb").touch()
+    (course.root / "lessons" / "03_selective.ipynb").touch()
+    assert "Next: lessons/03_selective.ipynb" in cli("grade", "2", "--json", "card.json")[1]
+    card = json.loads((course.root / "card.json").read_text())
+    assert (card["kept"], card["next"]) == (["double_2"], "lessons/03_selective.ipynb") and "parts" not in card
+
+
 def test_the_scorecard_tells_when_the_graded_copy_was_saved(cli, course, monkeypatch):
     cli("start", "2")
     os.utime(course.copy, (0, 0))

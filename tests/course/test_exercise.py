@@ -3,8 +3,10 @@
 import linecache
 
 import pytest
+import torch
 
-from tinyengine.course.exercise import exercise
+from tinyengine.course import exercise as exercising
+from tinyengine.course.exercise import close, exercise
 
 
 def halves(numbers):
@@ -158,3 +160,126 @@ class Evil:
 def test_a_value_that_cannot_be_compared_costs_no_more_than_its_line(capsys):
     said = say(capsys, lambda numbers: (Evil(), len(numbers)))
     assert said.startswith("2.1: "), said
+
+
+def scaled(x, factor):
+    """x times factor, and the number of rows."""
+    return x * factor, len(x)
+
+
+def summed(x, factor):
+    return sum([x] * factor), len(x)
+
+
+def draw_tensors(random):
+    draw = torch.Generator().manual_seed(random.randrange(2**32))
+    return [(torch.randn(random.randint(2, 5), 6, generator=draw), 7)]
+
+
+@exercise(
+    "2.3",
+    points=2,
+    solution=scaled,
+    mistakes=[
+        ("plus", "you add", ("x * factor", "x + factor")),
+        ("columns", "you count columns", ("len(x)", "x.shape[1]")),
+    ],
+)
+def check_2_3(c, answer):
+    runs = c.cases("it runs", answer, [(torch.full((2, 6), 0.1), 7)], drawn=draw_tensors)
+    c.agree("product", runs, part=0)
+    c.agree("rows", runs, part=1)
+
+
+def test_tensors_are_drawn_compared_nearly_and_told_by_their_shape(capsys):
+    assert not torch.equal(summed(torch.full((2, 6), 0.1), 7)[0], scaled(torch.full((2, 6), 0.1), 7)[0])
+    assert "2 of 2 points (inputs drawn from seed 5)" in say(capsys, summed, check_2_3, seed=5)
+    for seed in range(3):
+        for mistake in check_2_3.mistakes:
+            assert mistake.sentence in say(capsys, check_2_3.twin(mistake), check_2_3, seed=seed)
+    said = say(capsys, lambda x, factor: (x * factor + (x > 0.2) * 1e-3, len(x)), check_2_3, seed=5)
+    assert "product: scaled(<Tensor of shape [" in said and "goes wrong first at index" in said and "most" not in said
+    assert "2 of 2" not in say(capsys, lambda x, factor: ((x * factor)[:, :5], len(x)), check_2_3)
+
+
+@pytest.mark.parametrize(
+    "one, two, is_close",
+    [
+        (0.1 + 0.2, 0.3, True),
+        (float("nan"), float("nan"), True),
+        (1_000_000, 1_000_001, False),
+        ([1, [2.0]], [1, [2.0000001]], True),
+        ([1], [1, 2], False),
+        ("a", 1, False),
+        (float("inf"), float("inf"), True),
+    ],
+)
+def test_numbers_are_close_as_sums_in_another_order_are(one, two, is_close):
+    assert close(one, two) is is_close
+
+
+def test_a_diagnosis_that_takes_too_long_is_left_out(capsys, monkeypatch):
+    monkeypatch.setattr(exercising, "PATIENCE", 0)
+    said = say(capsys, check_2_1.twin(check_2_1.mistakes[0]))
+    assert "most likely" not in said and "wrong  halves" in said
+
+
+class Odd:
+    """Refuses to be looked at."""
+
+    def __repr__(self):
+        raise ValueError("no")
+
+    __eq__ = __len__ = __iter__ = __bool__ = tolist = __repr__
+    __hash__ = None
+
+
+def around(numbers):
+    numbers.append(numbers)
+    return numbers, 1
+
+
+def deep(numbers):
+    return deep(numbers)
+
+
+def raising(error):
+    def answer(numbers):
+        raise error
+
+    return answer
+
+
+ODD = {
+    "refuses": lambda numbers: (Odd(), Odd()),
+    "is odd": lambda numbers: Odd(),
+    "holds itself": around,
+    "never ends": deep,
+    "a generator": lambda numbers: (number for number in numbers),
+    "a class": Odd,
+    "an instance": Odd(),
+    "other arguments": lambda: 1,
+    "a huge number": lambda numbers: ([10**5000], 1),
+    "its own kind of end": raising(type("End", (BaseException,), {})("enough")),
+    "an exit": raising(SystemExit(1)),
+    "a stop": raising(StopIteration()),
+    "an end of a generator": raising(GeneratorExit()),
+    "an error without words": raising(KeyError()),
+    "the words of a stub": raising(NotImplementedError("2.1: ")),
+    "half a character": lambda numbers: ("\ud800", 1),
+    "an error with half a character": raising(ValueError("\ud800")),
+    "a tensor": lambda numbers: torch.tensor([numbers, numbers]),
+    "tensors that learn": lambda numbers: (torch.ones(2, requires_grad=True), torch.tensor(1.0, requires_grad=True)),
+    "a module": pytest,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_answer_is_a_sentence_and_no_points(monkeypatch, name):
+    said = []
+    monkeypatch.setattr("tinyengine.course.checks.publish", lambda text: said.append(text))
+    check_2_1(ODD[name])
+    [text] = said
+    assert text.startswith("2.1: ") and not text.startswith("2.1: 3") and len(text.splitlines()) > 1, text
+    assert max(map(len, text.splitlines())) < 1200
+    text.encode()

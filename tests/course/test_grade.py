@@ -183,10 +183,44 @@ def test_the_line_of_an_error_is_that_of_its_own_cell():
     assert line_of("too small", frames[:1], source) is None
 
 
+def attempted(course):
+    nb = course.exercise()
+    cell(nb, "answer-2-1").source = RIGHT.replace("{n}", "1")
+    return nb
+
+
 def test_a_cell_outside_the_exercises_has_a_short_limit(course, monkeypatch):
     jobs = []
     monkeypatch.setattr(grading.subprocess, "run", lambda *_, cwd, **__: jobs.append((cwd / "job.json").read_text()))
     with pytest.raises(AttributeError):  # nothing ran, so there is nothing to read
-        grade(course.save(course.exercise()), course.root)
+        grade(course.save(attempted(course)), course.root)
     job = json.loads(jobs[0])
-    assert job["timeout"] == 20 and job["timeouts"]["setup-1"] == 60 == job["timeouts"]["check-2-1"]
+    assert job["timeout"] == 5 and job["timeouts"]["setup-1"] == 60 and job["timeouts"]["check-2-1"] == 8
+
+
+def test_nothing_runs_for_an_untouched_copy(course, monkeypatch):
+    monkeypatch.setattr(grading.subprocess, "run", lambda *_, **__: pytest.fail("a kernel was started"))
+    nb = course.exercise()
+    nb.cells.append(new_code_cell("# a note"))
+    card = grade(course.save(nb), course.root)
+    assert [row["status"] for row in card["exercises"]] == ["not attempted"] * 2 and card["messages"] == []
+
+
+def test_given_cells_run_only_where_a_later_cell_needs_their_names(tmp_path):
+    given = ["print(double_1(3))", "half = 0.5\nprint(half)", "table = {}", "1 / 0", "%time 3"]
+    first, second = twice("2.1"), twice("2.2")
+    course = Course(tmp_path, solution(*first, *map(new_code_cell, given), *second))
+    entry = grading.manifest(course.root)["02_orca"]
+    nb = attempted(course)
+    cell(nb, "answer-2-2").source = "def double_2(x):\n    return x / half"
+    graded, _ = grading.graded_copy(nb, entry)
+    chosen = grading.what_counts(graded, entry)
+    assert [one.source for one in chosen.cells if one.source in given] == ["half = 0.5\nprint(half)", "%time 3"]
+    next(one for one in nb.cells if one.source == given[0]).source += "  # mine"
+    changed = [one.source for one in grading.what_counts(nb, entry).cells]
+    assert given[0] + "  # mine" in changed and given[2] not in changed
+    nb.cells.append(new_code_cell("table"))
+    assert given[2] in [one.source for one in grading.what_counts(nb, entry).cells]
+    nb.cells.pop()
+    card = grade(course.save(nb), course.root)
+    assert card["points"] == 4, card

@@ -211,6 +211,26 @@ def test_what_breaks_a_rule_is_told(made, case, rule, words):
     assert words in run.faults[rule] and run.faults[rule].startswith("case 'it', iteration "), run.faults
 
 
+def test_the_run_that_breaks_a_rule_is_kept_to_be_drawn(monkeypatch):
+    run = Watch(scheduling(overtakes), SMALL, named="it")
+    assert run.when["order"] == 2 and len(run.trace.iterations) > 2
+    halted = Watch(planning(lambda self: [(r, 1) for r in self.running]), SMALL)
+    assert halted.when == {"plan": 1} and halted.trace.iterations == []
+    drawn = []
+    monkeypatch.setattr("tinyengine.course.checks.show_run", lambda *run: drawn.append(run))
+
+    @exercise("2.1", points=4, solution=Own, mistakes=[])
+    def check_2_1(c, answer):
+        runs = c.cases("runs", answer, {"small": SMALL}, lambda answer, _: Watch(answer, SMALL, named="small"))
+        keeps(c, runs, None)
+
+    check_2_1(Own)
+    assert drawn == []
+    check_2_1(scheduling(overtakes))
+    [(trace, iteration)] = drawn
+    assert iteration == 2 and len(trace.iterations) > 2
+
+
 def test_a_run_without_fault_is_silent_and_counted():
     run = Watch(Own, SMALL)
     assert (run.faults, run.late, run.idle, len(run.plans)) == ({}, "", 2, 6)  # the last plan is empty

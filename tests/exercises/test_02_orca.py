@@ -1,22 +1,16 @@
 """Exercises 02: each mistake of the referee's tables, run as a learner's answer, loses points and is told by its
 sentence; right answers written in other ways get all points; what else the learner does changes no verdict."""
 
-import inspect
 from textwrap import dedent, indent
 
 import nbformat
 import pytest
-from helpers.course import cell, graded, mistakes, solutions
-from nbformat.v4 import new_code_cell
+from helpers.course import Audit
 
-from tinyengine.course.grader import grade
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.referees import orca
 
 CHECKS = (orca.check_2_1, orca.check_2_2, orca.check_2_3)
-POINTS = {check.exercise_id: check.points for check in CHECKS}
-SOLUTIONS = solutions("02_orca")
-MISTAKES = mistakes(*CHECKS)
 
 
 def schedule(body):
@@ -168,113 +162,14 @@ ODD = {  # what a learner wrote: points, and what the grader says
 }
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """One run of the grader: what it gives for each answer, by its name."""
-    answers = {name: check.source(mistake) for name, (check, mistake) in MISTAKES.items()}
-    answers |= {name: dedent(source).strip() for name, source in RIGHT.items()}
-    answers |= {name: source for name, (source, _, _) in ODD.items()}
-    pairs = [(name.split()[0], source) for name, source in answers.items()]
-    return dict(zip(answers, graded(tmp_path_factory.mktemp("orca"), "02_orca", pairs)))
+class TestOrca(Audit):
+    stem, checks, right, odd = "02_orca", CHECKS, RIGHT, ODD
+    seeded = (orca.check_2_1, orca.check_2_3)
 
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.exercise_id)
-def test_the_solution_of_the_notebook_is_the_referees(check):
-    assert SOLUTIONS[check.name] == inspect.getsource(check.solution)
-    assert len(check.mistakes) >= 6 and len({mistake.sentence for mistake in check.mistakes}) == len(check.mistakes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_loses_points_and_is_told_by_its_sentence(rows, name):
-    row, (check, mistake) = rows[name], MISTAKES[name]
-    assert row["points"] < check.points and f"most likely: {mistake.sentence}." in row["messages"], row
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_answer_of_another_form_gets_all_points(rows, name):
-    assert rows[name]["points"] == POINTS[name.split()[0]] and not rows[name]["messages"], rows[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_answer_is_told_in_a_sentence(rows, name):
-    _, points, words = ODD[name]
-    assert rows[name]["points"] == points and words in " ".join(rows[name]["messages"]), rows[name]
-
-
-@pytest.mark.slow
-def test_a_static_scheduler_is_blamed_once(rows):
-    """Late without a cap, it is late with one; the cap itself it keeps."""
-    assert "max_prefills" not in " ".join(rows["2.2 static, with the cap looked at"]["messages"])
-
-
-@pytest.mark.parametrize("check", (orca.check_2_1, orca.check_2_3), ids=lambda check: check.exercise_id)
-def test_a_mistake_is_told_for_any_seed(check, capsys):
-    for seed in range(10):
-        check(check.solution, seed=seed)
-        assert f"{check.points} of {check.points} points" in capsys.readouterr().out
-        for mistake in check.mistakes:
-            check(check.twin(mistake), seed=seed)
-            said = capsys.readouterr().out
-            assert mistake.sentence in said and f"{check.points} of" not in said, said
-
-
-SCRATCH = """
-iterations, idle = static_waste([5, 1, 3, 2], 3)
-some = serve = stop = play = draw = replay = guarded = run = watch = ends = check = Watch = Slots = Request = 5
-CASES = RULES = {"mine": ([(1, 1)], 1, 10)}
-orca = None
-"""
-ATTACKS = {
-    "the parts that judge": """
-import tinyengine.course.checks as checks, tinyengine.course.exercise as exercise, tinyengine.course.watch as watch
-checks.same = exercise.same = checks.truth = lambda *a: True
-watch.Watch.note = lambda *a: None
-""",
-    "the checks": """
-import sys
-for name in ("check_2_1", "check_2_2", "check_2_3"):
-    setattr(orca, name, lambda answer: print("16 of 16 points"))
-sys.modules["tinyengine.course.referees.orca"] = orca
-""",
-}
-
-
-def copy_with(folder, answers, scratch):
-    """The learner's copy with these answers, and a scratch cell before each check."""
-    nb = nbformat.read(ROOT / "exercises/02_orca.ipynb", as_version=4)
-    for number, source in answers.items():
-        cell(nb, f"answer-2-{number}").source = source
-        nb.cells.insert(nb.cells.index(cell(nb, f"check-2-{number}")), new_code_cell(scratch))
-    nbformat.write(nb, folder / "02_orca.ipynb")
-    return [row["points"] for row in grade(folder / "02_orca.ipynb", ROOT)["exercises"]]
-
-
-@pytest.mark.slow
-def test_a_scratch_cell_changes_no_verdict(tmp_path):
-    names = ["static_waste", "MyOrca", "my_steps"]
-    answers = {number: SOLUTIONS[name] for number, name in enumerate(names, 1)}
-    assert copy_with(tmp_path, answers, SCRATCH) == [3, 10, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_replaced_judges_give_no_points(tmp_path, attack):
-    answers = {
-        1: "def static_waste(outputs, n):\n    return 1, 2",
-        2: schedule("return []"),
-        3: "def my_steps():\n    return []",
-    }
-    assert copy_with(tmp_path, answers, attack) == [0, 0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder, points, status", [("exercises", 0, "not attempted"), ("solutions", 16, "passed")])
-def test_the_notebooks_themselves(folder, points, status):
-    card = grade(ROOT / folder / "02_orca.ipynb", ROOT)
-    assert (card["points"], {row["status"] for row in card["exercises"]}) == (points, {status})
+    @pytest.mark.slow
+    def test_a_static_scheduler_is_blamed_once(self, rows):
+        """Late without a cap, it is late with one; the cap itself it keeps."""
+        assert "max_prefills" not in " ".join(rows["2.2 static, with the cap looked at"]["messages"])
 
 
 def test_a_learners_scheduler_runs_in_the_stage_of_the_lesson():

@@ -1,14 +1,23 @@
 """Small courses in a temporary folder, and answers to the course's own exercises through its grader."""
 
+import builtins
+import inspect
 import json
 import re
+import sys
 from pathlib import Path
+from textwrap import dedent
 
 import nbformat
+import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from tinyengine.course import checks as judging
+from tinyengine.course import exercise as exercising
+from tinyengine.course import watch as watching
 from tinyengine.course.builder import build
 from tinyengine.course.grader import grade, manifest
+from tinyengine.course.keep import statements_of
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 
 
@@ -72,8 +81,11 @@ def cell(nb, cell_id: str):
     return next(c for c in nb.cells if c.id == cell_id)
 
 
-def graded(folder: Path, stem: str, answers: list[tuple[str, str]]) -> list[dict]:
-    """What the grader gives for each (exercise id, source of an answer), in one notebook."""
+def graded(folder: Path, stem: str, answers: list[tuple[str, str]], before: dict[int, str] | None = None) -> list[dict]:
+    """What the grader gives for each (exercise id, source of an answer), in one notebook.
+
+    before: cells of the learner's own, by the number of the answer before whose check they stand.
+    """
     entry = manifest(ROOT)[stem]
     real = {exercise["id"]: exercise for exercise in entry["exercises"]}
     cells = [new_code_cell(setup["source"], id=setup["cell"]) for setup in entry["setup"]]
@@ -82,7 +94,10 @@ def graded(folder: Path, stem: str, answers: list[tuple[str, str]]) -> list[dict
         exercise = json.loads(json.dumps(real[exercise_id]))
         [answer], check = exercise["answers"], exercise["check"]
         answer["cell"], check["cell"] = f"answer-{number}", f"check-{number}"
-        cells += [new_code_cell(source, id=answer["cell"]), new_code_cell(check["source"], id=check["cell"])]
+        cells.append(new_code_cell(source, id=answer["cell"]))
+        if before and number in before:
+            cells.append(new_code_cell(before[number]))
+        cells.append(new_code_cell(check["source"], id=check["cell"]))
         exercises.append(exercise)
     (folder / "exercises").mkdir()
     entries = {stem: {**entry, "cells": [cell.id for cell in cells], "exercises": exercises}}
@@ -98,8 +113,135 @@ def solutions(stem: str) -> dict[str, str]:
     for one in cells:
         if "### BEGIN SOLUTION" in one.source:
             source = re.sub(r" *### (BEGIN|END) SOLUTION.*\n?", "", one.source).rstrip() + "\n"
-            found[re.match(r"(?:def|class) (\w+)", source)[1]] = source
+            found[re.search(r"^(?:def|class) (\w+)", source, re.MULTILINE)[1]] = source
     return found
+
+
+class Audit:
+    """The tests that all exercises share, as a base of a test class, with
+
+    stem: of the notebooks. checks: all that they have.
+    right: {"2.1 slot by slot": source}, answers of another form, two or more for each exercise: all points.
+    odd: {"2.1 strings": (source, points, words)}: what the grader gives and says.
+    seeds: for so many, each mistake of `seeded` checks (all of them if None) is told.
+    """
+
+    stem: str
+    checks: tuple
+    right: dict[str, str]
+    odd: dict[str, tuple[str, int, str]]
+    seeds = 3
+    seeded = None
+
+    @classmethod
+    def mistakes(cls) -> dict[str, tuple]:
+        """By a name for the test: (the exercise, the mistake)."""
+        return {f"{check.exercise_id} {m.name}": (check, m) for check in cls.checks for m in check.mistakes}
+
+    def pytest_generate_tests(self, metafunc):
+        checks = {check.exercise_id: check for check in self.checks}
+        seeded = checks if self.seeded is None else {check.exercise_id: check for check in self.seeded}
+        names = {"a_check": checks, "seeded_check": seeded}
+        names |= {"mistaken": self.mistakes(), "other_form": self.right, "odd_answer": self.odd}
+        for name in names.keys() & set(metafunc.fixturenames):
+            metafunc.parametrize(name, names[name])
+
+    @pytest.fixture(scope="class")
+    def rows(self, tmp_path_factory):
+        """One run of the grader: what it gives for each answer, by its name."""
+        answers = {name: check.source(mistake) for name, (check, mistake) in self.mistakes().items()}
+        answers |= {name: dedent(source).strip() for name, source in self.right.items()}
+        answers |= {name: dedent(source).strip() for name, (source, _, _) in self.odd.items()}
+        pairs = [(name.split()[0], source) for name, source in answers.items()]
+        return dict(zip(answers, graded(tmp_path_factory.mktemp(self.stem), self.stem, pairs)))
+
+    def of(self, name: str):
+        return next(check for check in self.checks if check.exercise_id == name.split()[0])
+
+    def test_the_solution_of_the_notebook_is_the_referees(self, a_check):
+        check = self.of(a_check)
+        assert solutions(self.stem)[check.name] == inspect.getsource(check.solution)
+        assert len(check.mistakes) >= 6
+        assert len({mistake.sentence for mistake in check.mistakes}) == len(check.mistakes)
+        assert sum(self.of(name) is check for name in self.right) >= 2
+
+    @pytest.mark.slow
+    def test_a_mistake_loses_points_and_is_told_by_its_sentence(self, rows, mistaken):
+        row, (check, mistake) = rows[mistaken], self.mistakes()[mistaken]
+        assert row["points"] < check.points and f"most likely: {mistake.sentence}." in row["messages"], row
+
+    @pytest.mark.slow
+    def test_a_right_answer_of_another_form_gets_all_points(self, rows, other_form):
+        row = rows[other_form]
+        assert row["points"] == self.of(other_form).points and not row["messages"], row
+
+    @pytest.mark.slow
+    def test_an_odd_answer_is_told_in_a_sentence(self, rows, odd_answer):
+        _, points, words = self.odd[odd_answer]
+        row = rows[odd_answer]
+        assert row["points"] == points and words in " ".join(row["messages"]), row
+
+    @pytest.mark.slow
+    def test_a_mistake_is_told_for_any_seed(self, seeded_check, capsys):
+        check = self.of(seeded_check)
+        for seed in range(self.seeds):
+            check(check.solution, seed=seed)
+            assert f"{check.points} of {check.points} points" in capsys.readouterr().out
+            for mistake in check.mistakes:
+                check(check.twin(mistake), seed=seed)
+                said = capsys.readouterr().out
+                assert mistake.sentence in said and f": {check.points} of" not in said, said
+
+    @pytest.mark.slow
+    def test_scratch_cells_and_replaced_judges_change_no_verdict(self, rows, tmp_path):
+        """A cell before each check of a right answer uses every name that judges; then one replaces the judges."""
+        sources, count = solutions(self.stem), len(self.checks)
+        answers = [(check.exercise_id, sources[check.name]) for check in self.checks]
+        answers += [(check.exercise_id, check.source(check.mistakes[0])) for check in self.checks]
+        scratch = scratch_cell(self.checks, sources.values())
+        before = dict.fromkeys(range(count), scratch) | {count: attack_cell(self.checks)}
+        got = [row["points"] for row in graded(tmp_path, self.stem, answers, before)]
+        wrong = [rows[f"{check.exercise_id} {check.mistakes[0].name}"]["points"] for check in self.checks]
+        assert got == [check.points for check in self.checks] + wrong
+
+    @pytest.mark.slow
+    def test_untouched_exercises_are_not_attempted_and_solutions_have_all_points(self):
+        most = sum(check.points for check in self.checks)
+        for folder, points, status in (("exercises", 0, "not attempted"), ("solutions", most, "passed")):
+            card = grade(ROOT / folder / f"{self.stem}.ipynb", ROOT)
+            assert (card["points"], card["max_points"]) == (points, most), card
+            assert {row["status"] for row in card["exercises"]} == {status}, card
+
+
+def module_of(checks):
+    return sys.modules[checks[0].judge.__module__]
+
+
+def scratch_cell(checks, sources) -> str:
+    """Every name of the referee and of what judges, used for something else; but the names that answers need."""
+    needed = {name for source in sources for statement in statements_of(source) for name in statement.uses}
+    needed |= {check.name for check in checks} | set(dir(builtins))
+    names = {name for module in (module_of(checks), judging, exercising, watching) for name in vars(module)}
+    names = sorted(name for name in names - needed if not name.startswith("_"))
+    return f"{' = '.join(names)} = 5\n{module_of(checks).__name__.split('.')[-1]} = None"
+
+
+def attack_cell(checks) -> str:
+    """What a learner may try who wants all points."""
+    module = module_of(checks).__name__
+    names = [check.judge.__name__ for check in checks]
+    return f"""
+import importlib, sys
+import tinyengine.course.checks as checks, tinyengine.course.exercise as exercise, tinyengine.course.watch as watch
+checks.same = exercise.same = exercise.close = checks.truth = lambda *a, **k: True
+checks.far = exercise.far = lambda *a: ""
+checks.check.true = checks.check.equal = checks.check._record = exercise.Trial.agree = lambda *a, **k: True
+watch.Watch.note = lambda *a: None
+judge = importlib.import_module({module!r})
+for name in {names!r}:
+    setattr(judge, name, lambda answer: print("all points"))
+sys.modules[{module!r}] = judge
+"""
 
 
 def mistakes(*checks) -> dict[str, tuple]:

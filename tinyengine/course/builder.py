@@ -7,6 +7,7 @@ In a solution notebook
     imports `check` and holds one `with check("2.1", points=3) as c:`; its metadata may say
     {"exercise": {"title": ..., "minutes": ..., "timeout": seconds}};
   - a code cell with the tag `setup` is locked and restored like a check;
+  - any other code cell is given: while it is as we wrote it, a grade runs it only if a later cell uses its names;
   - a cell with the tag `solution` is left out of the exercises.
 """
 
@@ -18,12 +19,11 @@ import re
 from copy import deepcopy
 from pathlib import Path
 
-from nbformat import NotebookNode
-
 from tinyengine.course.exercise import Exercise
 from tinyengine.course.notebooks import (
     KERNELSPEC,
     CourseError,
+    NotebookNode,
     execute,
     name_cells,
     read,
@@ -40,11 +40,11 @@ END = re.compile(r"^\s*### END SOLUTION\b")
 MARKER = re.compile(r"### (BEGIN|END) SOLUTION")
 IMPORT = re.compile(r"^from tinyengine\.course(\.checks)? import .*\bcheck\b", re.MULTILINE)
 REFEREE = re.compile(r"^from tinyengine\.course\.referees import (\w+)\n+\1\.(check_\w+)\(\w+\)\s*\Z")
-DEFAULT_TIMEOUT = 60  # seconds a cell may take while it is graded
+DEFAULT_TIMEOUT = 8  # seconds that an answer or a check may compute while it is graded
 
 
 def build(root: Path) -> list[Path]:
-    """Write what has changed under exercises/; returns the files written."""
+    """Write what has changed; returns the files written."""
     written = []
     for path, text in products(root).items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -54,7 +54,7 @@ def build(root: Path) -> list[Path]:
 
 
 def stale(root: Path) -> list[str]:
-    """One sentence per file under exercises/ that the solutions no longer give, and per notebook stored unclean."""
+    """One sentence per file that the solutions and referees no longer give, and per notebook stored unclean."""
     sentences = []
     wanted = products(root)
     for path, text in wanted.items():
@@ -63,6 +63,8 @@ def stale(root: Path) -> list[str]:
         elif path.read_text(encoding="utf-8") != text:
             sentences.append(
                 f"{short(path, root)} is not what its solution gives: edit solutions/ and run `tinyengine build`."
+                if path.suffix == ".ipynb"
+                else f"{short(path, root)} is not what solutions and referees give: run `tinyengine build`."
             )
     for path in sorted((root / "exercises").glob("*.ipynb")):
         if path not in wanted:
@@ -113,7 +115,7 @@ def require_all_points(nb) -> None:
 
 
 def products(root: Path) -> dict[Path, str]:
-    """Every file of exercises/ with the text that it must have."""
+    """Every file of exercises/, and the page of mistakes, with the text that they must have."""
     files, manifest = {}, {}
     for path in sorted((root / "solutions").glob("*.ipynb")):
         try:
@@ -123,7 +125,36 @@ def products(root: Path) -> dict[Path, str]:
         files[root / "exercises" / path.name] = text_of(exercise_nb)
     text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     files[root / "exercises" / "manifest.json"] = text
+    if table := mistakes(manifest):
+        files[root / "docs" / "mistakes.md"] = table
     return files
+
+
+MISTAKES = """# What usually goes wrong
+
+Each exercise has a table of mistakes. Its check names one where that explains all that an answer did, and a test runs
+each as a learner's answer. The tables stand in `tinyengine/course/referees/`; `tinyengine build` makes this page.
+
+| exercise | answer | lines | points | mistakes |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def mistakes(manifest: dict) -> str:
+    """docs/mistakes.md: of the exercises that have a referee; nothing where none has."""
+    summary, tables = [], []
+    for exercise in (exercise for entry in manifest.values() for exercise in entry["exercises"]):
+        called = REFEREE.match(exercise["check"]["source"])
+        if called is None:
+            continue
+        of = referee(*called.groups())
+        name = f"{exercise['id']} {exercise['title']}".strip()
+        answer = f"`{of.name}`" + (", kept as a part of the engine" if of.part else "")
+        summary.append(f"| {name} | {answer} | {exercise['lines']} | {of.points} | {len(of.mistakes)} |\n")
+        told = [(mistake.name, mistake.sentence.replace("|", "\\|")) for mistake in of.mistakes]
+        rows = [f"| {mistake} | {sentence} |" for mistake, sentence in told]
+        tables.append("\n".join([f"## {name}", "", "| mistake | what the learner reads |", "| --- | --- |", *rows]))
+    return "\n\n".join([MISTAKES + "".join(summary).rstrip("\n"), *tables]) + "\n" if tables else ""
 
 
 def derive(solution, stem: str):
@@ -145,7 +176,11 @@ def derive(solution, stem: str):
     nb.metadata = NotebookNode(
         {"kernelspec": dict(KERNELSPEC), "language_info": {"name": "python"}, "tinyengine": {"exercises": stem}}
     )
+    theirs = {answer["cell"] for exercise in exercises for answer in exercise["answers"]}
+    given = [cell for cell in nb.cells if cell.cell_type == "code" and cell.id not in theirs]
+    given = [cell for cell in given if not (is_tagged(cell, "check") or is_tagged(cell, "setup"))]
     entry = {
+        "given": {cell.id: sha(cell.source) for cell in given},
         "title": title_of(nb, stem),
         "cells": [cell.id for cell in nb.cells],
         "setup": setup,
@@ -277,14 +312,19 @@ def read_check(cell, stem: str) -> dict:
 
 def from_referee(module: str, name: str) -> dict:
     """Of `orca.check_2_1(static_waste)`."""
+    exercise = referee(module, name)
+    part = {"part": exercise.name} if exercise.part else {}
+    return {"id": exercise.exercise_id, "points": exercise.points, **part}
+
+
+def referee(module: str, name: str) -> Exercise:
     try:
         exercise = getattr(importlib.import_module(f"tinyengine.course.referees.{module}"), name)
     except (ImportError, AttributeError) as error:
         raise CourseError(f"a check cell calls {module}.{name}, which is not there ({error}): write it.") from None
     if not isinstance(exercise, Exercise):
         raise CourseError(f"{module}.{name} is no exercise: decorate it with `exercise`.")
-    part = {"part": exercise.name} if exercise.part else {}
-    return {"id": exercise.exercise_id, "points": exercise.points, **part}
+    return exercise
 
 
 def from_call(cell) -> dict:

@@ -19,9 +19,13 @@ import inspect
 import linecache
 import math
 import re
+import signal
 import sys
+import threading
+import time
+from contextlib import contextmanager
 
-from tinyengine.course.display import publish
+from tinyengine.course.display import in_notebook, publish
 
 MIME = "application/vnd.tinyengine.check+json"
 UNWRITTEN = re.compile(r"(\d+\.\w+): ")  # how the builder's stubs begin their NotImplementedError
@@ -49,23 +53,57 @@ class Endless(Exception):
     """The learner's code was stopped: it would have run for ever."""
 
 
-def ends(function, *args, lines=200_000):
-    """What `function(*args)` gives; raises Endless once it has run that many lines of Python, in a second or so."""
-    left = lines
+def ends(function, *args, lines=200_000, seconds=5):
+    """What `function(*args)` gives; raises Endless once it has run that many lines of Python, has computed for so many
+    seconds, or has waited for so many. A single operation of C that never ends is not stopped.
+    """
+    left, began = lines, time.thread_time()  # not the clock: others may use this machine too
 
     def count(frame, event, arg):
         nonlocal left
         left -= 1
         if left < 0:
             raise Endless(f"a loop never ends, and your code was stopped after {lines:,} lines")
+        if left % 64 == 0:
+            look(time.thread_time())
         return count
 
+    def look(now, waited=0):
+        if max(now - began, waited) > seconds:
+            raise Endless(f"your code was stopped after {seconds} s: look for a loop that never ends")
+
     before = sys.gettrace()
-    sys.settrace(count)
+    with every_second(look):
+        sys.settrace(count)
+        try:
+            return function(*args)
+        finally:
+            sys.settrace(before)
+
+
+@contextmanager
+def every_second(look):
+    """Calls look(seconds of this thread, seconds for which it has waited) again and again, from the main thread of a
+    system that has alarms."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    last, waited = time.thread_time(), 0
+
+    def ring(*_):
+        nonlocal last, waited
+        now = time.thread_time()
+        waited = waited + 1 if now - last < 0.01 else 0
+        last = now
+        look(now, waited)
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    outer = signal.setitimer(signal.ITIMER_REAL, 1, 1)
     try:
-        return function(*args)
+        yield
     finally:
-        sys.settrace(before)
+        signal.setitimer(signal.ITIMER_REAL, *outer)
+        signal.signal(signal.SIGALRM, handler)
 
 
 class check:
@@ -75,6 +113,7 @@ class check:
         global _nonce
         self.exercise, self.points, self.lines = exercise, points, []
         self.seed = None  # of the inputs that were drawn at random, where some were
+        self._run = None  # to be drawn: a Trace, and its iteration of interest
         self._signature, _nonce = _nonce, None
         self._file = sys._getframe(1).f_code.co_filename
 
@@ -82,9 +121,10 @@ class check:
         return self
 
     def __exit__(self, kind, error, _):
-        if kind is not None and issubclass(kind, (Exception, SystemExit)) and kind is not Stop:
+        is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if kind is not None and kind is not Stop and not is_interrupt:
             self._record("the check", 0, self._trouble(error), state_of(error, self.exercise))
-        if kind is None or issubclass(kind, (Exception, SystemExit)):
+        if not is_interrupt:
             self._explain()
         if kind is None and not self._failed and sum(line["max_points"] for line in self.lines) != self.points:
             raise ValueError(
@@ -92,8 +132,10 @@ class check:
                 f"{sum(line['max_points'] for line in self.lines)}: make them equal."
             )
         self._report()
-        if kind is not None and not issubclass(kind, (Exception, SystemExit)):
-            return False  # an interrupt stays an interrupt
+        if is_interrupt:
+            return False  # it stays one
+        if self._run and not self._signature:
+            show_run(*self._run)
         if self._failed and self._signature:
             raise CheckFailed(f"{self.exercise}: {self._score()}; the reasons are above.") from None
         return True
@@ -107,7 +149,9 @@ class check:
         """Call the learner's code; when it raises or returns None the check ends here. Worth no points itself."""
         try:
             value = fn()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a learner may raise
             self._record(name, 0, self._trouble(error), state_of(error, self.exercise), hint)
             raise Stop from None
         if value is None:
@@ -175,7 +219,9 @@ class check:
                 return self._record(name, points, self._trouble(error), state_of(error, self.exercise), hint)
             sentence = f"your {type(error).__name__} does not say {' or '.join(map(str, missing))}" if missing else ""
             return self._record(name, points, sentence, "wrong" if missing else "ok", hint)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a learner may raise
             return self._record(
                 name, points, f"{self._trouble(error)}, where a {names} is needed", state_of(error, self.exercise), hint
             )
@@ -189,12 +235,19 @@ class check:
         points = f"{left} point{'s' * (left != 1)} wait{'s' * (left == 1)}"
         return self._record(name, left, f"not looked at, {points} until the lines above hold", "waits")
 
+    def draw(self, trace, iteration: int) -> None:
+        """In a notebook this run is shown below the lines, opened at this iteration; of several the first."""
+        if self._run is None and trace.iterations:
+            self._run = trace, min(iteration, len(trace.iterations))
+
     # How a line becomes a record.
 
     def _compare(self, name, got, want, points, reason, mistakes, hint) -> bool:
         try:
             got = value_of(got)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a learner may raise
             return self._record(name, points, self._trouble(error), state_of(error, self.exercise), hint)
         want = value_of(want)  # after `got`: no reference runs for code that does not
         if got is None and want is not None:
@@ -210,6 +263,7 @@ class check:
     def _record(self, name, points, sentence, state, hint="") -> bool:
         ok = state == "ok"
         message = "" if ok else f"{name}: {ended(sentence)}" + (f" Hint: {hint}" if hint else "")
+        message = message.encode("utf-8", "replace").decode()  # half a character cannot be shown
         self.lines.append(
             {"name": name, "points": points if ok else 0, "max_points": points, "state": state, "message": message}
         )
@@ -254,6 +308,15 @@ class check:
             )
         result = {"exercise": self.exercise, "lines": self.lines, "nonce": self._signature, "seed": self.seed}
         publish("\n".join(text), **({MIME: result} if self._signature else {}))
+
+
+def show_run(trace, iteration: int) -> None:
+    if in_notebook():
+        from IPython.display import display
+
+        from visualizers import show
+
+        display(show(trace, iteration=iteration))
 
 
 FORGOT = "your code gave None: did you forget to return?"

@@ -21,17 +21,16 @@ import re
 import subprocess
 import sys
 import tempfile
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 
-import nbformat
-
-from tinyengine.course.builder import DEFAULT_TIMEOUT, sha
+from tinyengine.course.builder import sha
 from tinyengine.course.checks import PLACE, UNWRITTEN
-from tinyengine.course.keep import needed
-from tinyengine.course.notebooks import CourseError, environment, read, short, text_of
+from tinyengine.course.keep import needed, statements_of
+from tinyengine.course.notebooks import CourseError, environment, nbformat, read, short, text_of
 
-OTHER_TIMEOUT = 20  # seconds for a cell outside the exercises: it gives no points, so it may not take long
+SETUP_TIMEOUT = 60  # seconds for a setup cell, which imports torch
+OTHER_TIMEOUT = 5  # seconds for a cell outside the exercises: it gives no points, so it may not take long
 
 
 def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
@@ -42,7 +41,7 @@ def grade(path: Path, root: Path, timeout: float | None = None) -> dict:
         cell.setdefault("id", f"cell-{index}")  # a notebook saved by an old editor has no ids
     entry = entry_for(nb, path, root)
     graded, found = graded_copy(nb, entry)
-    outcomes = run(graded, entry, path.parent, timeout)
+    outcomes = {} if is_untouched(nb, entry) else run(what_counts(graded, entry), entry, path.parent, timeout)
     exercises = [judge(exercise, nb, outcomes, found[exercise["id"]]) for exercise in entry["exercises"]]
     passed = {exercise["id"] for exercise in exercises if exercise["status"] == "passed"}
     parts = [exercise for exercise in entry["exercises"] if exercise.get("part") and exercise["id"] in passed]
@@ -136,6 +135,37 @@ def restore(graded, canonical, entry) -> str:
     return "intact" if same else "older" if untouched else "edited"
 
 
+def is_untouched(nb, entry) -> bool:
+    """Every answer still is its stub, and no other cell could hold an answer of the learner's."""
+    answers = [answer for exercise in entry["exercises"] for answer in exercise["answers"]]
+    ours = {cell["cell"] for cell in (*entry["setup"], *answers, *(e["check"] for e in entry["exercises"]))}
+    code = [cell for cell in nb.cells if cell.cell_type == "code" and has_code(cell.source)]
+    others = [cell for cell in code if cell["id"] not in ours and not is_given(cell, entry)]
+    return not others and all(answer_state(answer, nb, {})["state"] == "unchanged" for answer in answers)
+
+
+def is_given(cell, entry) -> bool:
+    """A cell of ours that the learner has left as it was."""
+    return entry.get("given", {}).get(cell["id"]) == sha(cell.source)
+
+
+def what_counts(graded, entry):
+    """The copy without given cells that are as we wrote them and define nothing that a later cell uses, as pictures."""
+    kept, used = [], set()
+    for cell in reversed(graded.cells):
+        if cell.cell_type != "code":
+            continue
+        statements = statements_of(cell.source)
+        binds = set().union(*(statement.binds for statement in statements))
+        if statements and is_given(cell, entry) and not binds & (used | {"*"}):
+            continue
+        used |= set().union(*(statement.uses for statement in statements)) or set(re.findall(r"\w+", cell.source))
+        kept.append(cell)
+    chosen = copy(graded)
+    chosen.cells = kept[::-1]
+    return chosen
+
+
 def find(nb, cell_id: str):
     """A cell by its id; one that was cut and pasted has a new id, and keeps the builder's note."""
     by_id = (cell for cell in nb.cells if cell["id"] == cell_id)
@@ -166,7 +196,7 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
             cell["cell"]: timeout or exercise["timeout"]
             for exercise in entry["exercises"]
             for cell in (exercise["check"], *exercise["answers"])
-        } | {setup["cell"]: timeout or DEFAULT_TIMEOUT for setup in entry["setup"]}
+        } | {setup["cell"]: timeout or SETUP_TIMEOUT for setup in entry["setup"]}
         job = {
             "cwd": str(folder),
             "results": str(temp / "results.json"),
@@ -178,8 +208,8 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
         (temp / "graded.ipynb").write_text(text_of(graded), encoding="utf-8")
         (temp / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # no settings of the checkout or the learner
         options = (
-            "-q -c pytest.ini --rootdir . --color no -p no:cacheprovider -p nbval.plugin --nbval-lax "
-            "--nbval-current-env -p tinyengine.course.plugin --tinyengine-job job.json"
+            "-q -c pytest.ini --rootdir . --color no -p no:cacheprovider -p tinyengine.course.plugin -p nbval.plugin "
+            "--nbval-lax --nbval-current-env --tinyengine-job job.json"
         )
         command = [sys.executable, "-m", "pytest", *options.split(), "graded.ipynb"]
         # One thread, unless the learner chose: small products gain nothing from more, and where the machine is busy,

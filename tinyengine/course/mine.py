@@ -8,7 +8,6 @@ A part is kept when its exercise has all points (tinyengine.course.keep), and is
 """
 
 import importlib.util
-import inspect
 import linecache
 import sys
 from pathlib import Path
@@ -160,12 +159,21 @@ def blamed(error: BaseException, parts: dict) -> str:
     """One sentence for an error of an engine with these parts: which part it came from, and where."""
     frames, step = [], error.__traceback__
     while step:
-        frames.append((Path(step.tb_frame.f_code.co_filename), step.tb_lineno))
+        frames.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
         step = step.tb_next
-    files = {Path(inspect.getfile(value)): name for name, value in parts.items()}
-    inside = [(files[path], path, line) for path, line in frames if path in files]
+    files = {file: name for name, value in parts.items() for file in files_of(value)}
+    inside = [(files[file], file, line) for file, line in frames if file in files]
     if not inside:
         return f"The engine stops with your {', '.join(parts)}: {words(error)}."
-    name, path, line = inside[-1]
-    code = linecache.getline(str(path), line).strip()
-    return f"Your {name} stops the engine: {words(error)} at line {line} of {place(path)} (`{code}`)."
+    name, file, line = inside[-1]
+    code, is_kept = linecache.getline(file, line).strip(), Path(file).parent == folder()
+    where = place(Path(file)) if is_kept else "your cell"
+    return f"Your {name} stops the engine: {words(error)} at line {line} of {where}" + (
+        f" (`{code}`)." if code else "."
+    )
+
+
+def files_of(value) -> set[str]:
+    """Where a function, or the methods of a class, are written."""
+    codes = [getattr(part, "__code__", None) for part in (value, *vars(value).values())]
+    return {code.co_filename for code in codes if code}

@@ -3,11 +3,19 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import nbformat
-from nbformat import ValidationError
+# jsonschema would import it, a second and a half, to look at addresses, and a notebook's schema has none
+_rest = sys.modules.setdefault("rfc3987_syntax", None)
+import nbformat  # noqa: E402
+from nbformat import NotebookNode, ValidationError  # noqa: E402
+
+if _rest is None:
+    del sys.modules["rfc3987_syntax"]
+
+__all__ = ["NotebookNode", "nbformat"]
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,6 @@
 """The pytest plugin that grades: nbval runs the notebook, this keeps it honest and keeps it going.
 
-`grade` starts it as  pytest --nbval-lax --nbval-current-env -p nbval.plugin -p tinyengine.course.plugin
+`grade` starts it as  pytest -p tinyengine.course.plugin -p nbval.plugin --nbval-lax --nbval-current-env
 --tinyengine-job JOB.json graded.ipynb.  The job names the check cells, the time limits and the kernel's folder; what
 happened in each cell is written to the job's `results` file, and grader.py turns that into points.
 
@@ -16,15 +16,20 @@ import time
 from pathlib import Path
 from queue import Empty
 
+import psutil
 import pytest
+
+from tinyengine.course.checks import MIME, words
+from tinyengine.course.notebooks import nbformat  # noqa: F401  (before nbval, which would import it in its slow way)
+
+# isort: split
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel
 from nbval.plugin import IPyNbCell, IPyNbFile
 
-from tinyengine.course.checks import MIME, words
-
 POLL = 0.2  # seconds between two looks at whether the kernel still lives
-GRACE = 5.0  # seconds a cell gets to stop once it is interrupted
+GRACE = 3.0  # seconds a cell gets to stop once it is interrupted
 STARTUP = 60.0  # seconds for a kernel to start
+SLOWEST = 6  # a limit of so many seconds ends after so many times that, however busy the machine is
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FRAME = re.compile(r"^-+> *(\d+) (.*)$", re.MULTILINE)  # the line of a frame that was running
 IN_KERNEL = "__import__('tinyengine.course.in_kernel', fromlist=['prepare'])"
@@ -35,29 +40,59 @@ class KernelDied(Exception):
 
 
 class WatchedKernel(RunningKernel):
-    """A kernel whose death is noticed at once and whose waits have one deadline, not one per message."""
+    """A kernel whose death is noticed at once, and which has one limit for a cell, not one for each message.
 
-    deadline = float("inf")
+    The limit is of seconds that the kernel computes, or does nothing at all: on a busy machine a right answer takes
+    longer, and a wrong one is stopped as soon as on an idle one.
+    """
+
+    limit = None  # until the first cell
+    over_since = None
+    spent = 0.0
+
+    def allow(self, seconds: float) -> None:
+        """Begins to count."""
+        self.limit, self.over_since = seconds, None
+        self.began = self.quiet_since = time.monotonic()
+        self.before = self.spent = self.computed()
+
+    def computed(self) -> float:
+        """Seconds of the processor that the kernel has had."""
+        try:
+            used = psutil.Process(self.km.provisioner.pid).cpu_times()
+        except psutil.Error:
+            return self.spent
+        return used.user + used.system
+
+    def is_over(self) -> bool:
+        now, spent = time.monotonic(), self.computed()
+        if spent > self.spent + 0.01:
+            self.spent, self.quiet_since = spent, now
+        computes = min(spent - self.before, now - self.began)
+        return computes > self.limit or now - self.quiet_since > self.limit or now - self.began > SLOWEST * self.limit
 
     def await_reply(self, msg_id, timeout=None):
-        deadline = min(self.deadline, time.monotonic() + (timeout or STARTUP))
+        give_up = time.monotonic() + (timeout or STARTUP)
         while True:
             try:
                 return super().await_reply(msg_id, timeout=POLL)
             except Empty:
                 if not self.is_alive():
                     raise KernelDied from None
-                if time.monotonic() > deadline:
+                if self.is_over() if self.limit else time.monotonic() > give_up:
+                    self.over_since = time.monotonic()
                     raise
 
     def get_message(self, stream, timeout=None):
-        if stream == "iopub" and time.monotonic() > self.deadline + GRACE:
-            raise Empty  # interrupted, and still printing
+        if stream == "iopub" and self.over_since:
+            timeout = self.over_since + GRACE - time.monotonic()
+            if timeout < 0:
+                raise Empty  # interrupted, and still printing
         return super().get_message(stream, timeout)
 
     def run(self, code: str, seconds: float) -> None:
         """Run code without a look at its output."""
-        self.deadline = time.monotonic() + seconds
+        self.allow(seconds)
         msg_id = self.kc.execute(code, silent=True, store_history=False, allow_stdin=False, stop_on_error=False)
         self.await_reply(msg_id, seconds)
         self.await_idle(msg_id, GRACE)
@@ -90,7 +125,9 @@ class GradedFile(IPyNbFile):
         self.outcomes = {}
         self.replay = []  # cells that ran, in order, for the next kernel
         self.unsafe = set()  # ids of the cells that must not run again
-        for cell in super().collect():
+        cells = list(super().collect())
+        self.last = cells[-1].cell["id"]
+        for cell in cells:
             yield GradedCell.from_parent(
                 self, name=cell.name, cell_num=cell.cell_num, cell=cell.cell, options=cell.options
             )
@@ -144,7 +181,7 @@ class GradedCell(IPyNbCell):
         try:
             if is_check:
                 file.kernel.run(f"{IN_KERNEL}.prepare({self.nonce!r})", STARTUP)
-            file.kernel.deadline = time.monotonic() + file.limit(self.cell)
+            file.kernel.allow(file.limit(self.cell))
             super().runtest()
         except KernelDied as error:
             state, failure = "died", error
@@ -155,7 +192,8 @@ class GradedCell(IPyNbCell):
             file.replay.append(self.cell)
         if state in ("timeout", "died"):
             file.unsafe.add(cell_id)
-            file.restart()
+            if cell_id != file.last:
+                file.restart()
         if failure:
             raise failure
 

@@ -34,6 +34,19 @@ def print_scorecard(card: dict, saved: float) -> None:
     for message in card["messages"]:
         screen.print(Text(f"note: {message}"))
     screen.print(f"total: {card['points']} of {card['max_points']} points", style="bold")
+    for sentence in after(card):
+        screen.print(Text(sentence))
+
+
+def after(card: dict) -> list[str]:
+    """What the learner has won, and where it goes on."""
+    kept = card.get("kept", [])
+    parts = "a part of your engine, in" if len(kept) == 1 else "parts of your engine, in"
+    sentences = [f"{', '.join(kept)}: {parts} work/engine/."] if kept else []
+    if card["points"] < card["max_points"] or "next" not in card:
+        return sentences
+    last = f"Next: {card['next']}" if card["next"] else "That was the last lesson that is written."
+    return [f"Well done: all {card['max_points']} points.", *sentences, last]
 
 
 def print_progress(rows: list[dict]) -> None:

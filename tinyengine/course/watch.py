@@ -29,13 +29,21 @@ def some(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def serve(scheduler, sizes) -> Trace:
-    """Serves requests of (prompt, output) tokens with dummy tokens: only the scheduler counts."""
+def new_trace(scheduler) -> Trace:
     memory = scheduler.memory
     contiguous = getattr(memory, "contiguous", False)
-    trace = Trace(type(scheduler).__name__, scheduler.max_num_seqs, memory.n_slots, memory.block_size, contiguous)
-    for number, (prompt, output) in enumerate(sizes):
-        request = Request(f"r{number}", [1] * prompt, SamplingParams(max_tokens=output, ignore_eos=True))
+    return Trace(type(scheduler).__name__, scheduler.max_num_seqs, memory.n_slots, memory.block_size, contiguous)
+
+
+def serve(scheduler, sizes, trace: Trace | None = None) -> Trace:
+    """Serves requests of (prompt, output) tokens with dummy tokens: only the scheduler counts.
+
+    sizes: a list, whose requests are named r0, r1, ..., or a dict by name. trace: is filled.
+    """
+    memory, trace = scheduler.memory, new_trace(scheduler) if trace is None else trace
+    named = sizes if isinstance(sizes, dict) else {f"r{number}": size for number, size in enumerate(sizes)}
+    for name, (prompt, output) in named.items():
+        request = Request(name, [1] * prompt, SamplingParams(max_tokens=output, ignore_eos=True))
         scheduler.add(request)
         trace.arrive(request)
     while plan := scheduler.schedule():
@@ -102,6 +110,7 @@ class Watch:
 
     faults: {rule: the first sentence}, in the order of time. plans: (request id, tokens) in each iteration, sorted.
     idle: idle slot-steps. late: where the first of the queue could have joined for the first time and did not, or "".
+    trace: of the iterations that ran. when: the iteration of each fault, and of `late`, from 1.
     """
 
     rules = {
@@ -119,10 +128,12 @@ class Watch:
         self.label = f"case {named or case!r}" + (f" with {told}" if told else "")
         self.turn = {f"r{number}": number for number in range(len(sizes))}
         self.memory = Ledger(n_slots, self.note)
-        self.faults, self.plans, self.late, self.idle = {}, [], "", 0
+        self.faults, self.when, self.plans, self.late, self.idle = {}, {}, [], "", 0
+        scheduler = self._scheduler()
+        self.trace = new_trace(scheduler)
         try:
-            trace = serve(self._scheduler(), sizes)
-            self.idle = sum(self.max_num_seqs - len(iteration.spans) for iteration in trace.iterations)
+            serve(scheduler, sizes, self.trace)
+            self.idle = sum(self.max_num_seqs - len(iteration.spans) for iteration in self.trace.iterations)
         except Halt:
             pass
 
@@ -160,6 +171,7 @@ class Watch:
 
     def note(self, rule: str, sentence: str) -> None:
         self.faults.setdefault(rule, f"{self.here()}: {sentence}")
+        self.when.setdefault(rule, len(self.plans) + 1)
 
     def look(self, scheduler, queue, ran, plan) -> None:
         """Notes what this iteration breaks. queue, ran: the requests that waited and that ran before it. Raises Halt
@@ -268,6 +280,7 @@ class Watch:
         if not self.late and waiting and is_free and self.memory.fits(waiting[0]):
             name = waiting[0].request_id
             self.late = f"{self.here()}: {name} waits, while a batch slot and the K/V slots for it are free"
+            self.when["late"] = len(self.plans) + 1
 
     def place(self, request: Request) -> int:
         return self.turn[request.request_id]
@@ -282,7 +295,7 @@ def is_pair(item) -> bool:
 def keeps(c, runs, again) -> bool:
     """One line of the check for each rule, of one point; only the broken ones where a plan cannot run. False where a
     rule is broken. runs: whose `got` is a Watch. again(case): a new Watch, since a case without a name is told as small
-    as it can be.
+    as it can be. In a notebook the first run that breaks a rule is drawn.
     """
     kept, can_run = True, not any("plan" in run.got.faults for run in runs)
     for rule, name in runs[0].got.rules.items():
@@ -295,6 +308,7 @@ def keeps(c, runs, again) -> bool:
         if not isinstance(broken.case, str):
             watch = again(smallest(broken.case, lambda case, rule=rule: rule in again(case).faults))
         c.true(name, False, watch.faults[rule])
+        c.draw(watch.trace, watch.when[rule])
     return kept
 
 
@@ -316,5 +330,5 @@ def real_tokens(scheduler=None, max_num_seqs: int = 3) -> list[list[int]]:
     from tinyengine.workload import workload
 
     model = load_model("tiny", device="cpu")
-    engine = Engine(model, "orca", scheduler=scheduler, max_num_seqs=max_num_seqs, num_slots=320)
+    engine = Engine(model, "orca", scheduler=scheduler, max_num_seqs=max_num_seqs, num_slots=320, fast=False)
     return [output.token_ids for output in workload("course").replay(engine)]

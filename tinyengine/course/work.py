@@ -66,15 +66,26 @@ def grades_file(stem: str, root: Path) -> Path:
 
 def remember(card: dict, path: Path, root: Path) -> None:
     """Keep the last grade of a notebook in work/, and the parts of the learner's engine that had all points; a notebook
-    elsewhere is graded without a trace."""
+    elsewhere is graded without a trace.
+
+    The card tells what was kept, by name, and at full points the notebook that comes next: card["kept"], card["next"].
+    """
     path, parts = Path(path).resolve(), card.pop("parts", {})
     if path.parent != work_folder(root):
         return
     for name, source in parts.items():
         keep(name, source, path.parent / "engine")
     card["kept"] = list(parts)
+    if card["points"] == card["max_points"]:
+        card["next"] = next_lesson(path.stem, root)
     if path.stem in manifest(root):
         write_json(grades_file(path.stem, root), card)
+
+
+def next_lesson(stem: str, root: Path) -> str:
+    """The notebook of the lesson behind this one, as seen from the checkout; nothing behind the last one."""
+    names = sorted(path.name for path in (root / "lessons").glob("[0-9][0-9]_*.ipynb"))
+    return next((f"lessons/{name}" for name in names if name[:2] > stem[:2]), "")
 
 
 def progress(root: Path) -> list[dict]:

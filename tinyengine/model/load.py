@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 
 from tinyengine.qwen3 import Config, Qwen3
 
@@ -36,7 +37,7 @@ def load_model(name: str | Path = "tiny", device: str | None = None, dtype: torc
     dtype = dtype or _dtype(raw, folder)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype is {dtype!r}, but must be a floating-point dtype of torch, such as torch.float32")
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialised():
         model = Qwen3(config)
     weights = {key: tensor.to(device, dtype) for key, tensor in _weights(folder, config).items()}
     if config.tie_word_embeddings and "embed_tokens.weight" in weights:
@@ -48,6 +49,14 @@ def load_model(name: str | Path = "tiny", device: str | None = None, dtype: torc
     model.tokenizer = _tokenizer(folder)
     model.folder = folder
     return model
+
+
+class Uninitialised(TorchFunctionMode):
+    """Leaves out torch.nn.init: on the device "meta" it does nothing, and imports torch._dynamo, a second, for that."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if getattr(function, "__module__", "") == "torch.nn.init" else function(*args, **kwargs)
 
 
 def _device(name: str | torch.device | None) -> torch.device:
