@@ -57,7 +57,7 @@ function render({ model, el }) {
       if (done) input.checked = k === chosen;
       input.disabled = done;
       row.dataset.state = !done ? "" : good ? "right" : k === chosen ? "wrong" : "other";
-      const mark = k === chosen ? (good ? "✓ Right: " : "✗ Not quite: ") : good ? "✓ The answer: " : "";
+      const mark = k === chosen ? (good ? "✓ Right: " : "✗ Not quite: ") : good ? "✓ The answer: " : "No: ";
       row.lastChild.innerHTML = done ? `<b>${mark}</b>${why}` : "";
     });
     const check = box.querySelector(".te-check");
