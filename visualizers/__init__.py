@@ -2,21 +2,25 @@
 
 Both return a `Player`: as the last line of a notebook cell it is a widget and, in the same output, a PNG for places
 where no widget runs (GitHub, a notebook that is not trusted). `.to_html(path)`, `.to_png(path)` and `.to_gif(path)`
-write files. `live(engine)` runs an engine in a thread and draws it meanwhile. The plots that papers have are in plots.
+write files. `live(engine)` runs an engine in a thread and draws it meanwhile. `playground("02")` has sliders for a
+workload and an engine; `dry_run(stage, work)` is what it runs: a stage's real scheduler with dummy tokens. The plots
+that papers have are in plots.
 
 views, of both: what is shown at first, any of
     "slots"     which request has which batch slot "batch"     rows of each iteration by kind, and its duration
     "requests"  each request's wait and life      "memory"    which request holds which K/V slots
     "text"      the outputs as they grow          "flat"      one iteration's stream of tokens, and its masks
-iteration, of both: where the playhead stands at first, counted from 1 as in the picture; at the end if None. expected,
-of both: a Trace, or token ids by request id; the first token that differs from them is marked.
+iteration, of both: where the playhead stands at first, counted from 1 as in the picture; None is 1, and the PNG then
+shows the whole run. expected, of both: a Trace, or token ids by request id; the first token that differs from them is
+marked.
 """
 
 from tinyengine.trace import Trace
+from visualizers.dummy import dry_run
 from visualizers.live import LivePlayer, Steps
 from visualizers.player import Player
 
-__all__ = ["LivePlayer", "Player", "compare", "live", "show"]
+__all__ = ["LivePlayer", "Player", "compare", "dry_run", "live", "playground", "show"]
 
 
 def show(trace: Trace, **options) -> Player:
@@ -42,3 +46,14 @@ def live(engine: Steps, interval: float = 0.25, pace: float = 0.0, **options) ->
     iteration, expected.
     """
     return LivePlayer(engine, interval, pace, **options)
+
+
+def playground(preset: str | int = "02"):
+    """Sliders and menus for a workload and an engine, and the run that they give: the stages' real schedulers, with
+    dummy tokens, drawn at once. preset: the number of a lesson, whose reader knows what is on the sliders.
+
+    Raises ValueError for a lesson without a preset.
+    """
+    from visualizers.sandbox import Playground  # ipywidgets take a while to import
+
+    return Playground(preset)

@@ -62,7 +62,7 @@ class _Base:
         from matplotlib import get_data_path
         from PIL import ImageFont
 
-        png, self.places, self.inches = picture.render({**data, "iteration": None})
+        png, self.places, self.inches = picture.render({**data, "iteration": None}, on_card=False)
         self.image = _image(png)
         self.font = ImageFont.truetype(str(Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"), 17)
         self.still = all(picture.TWINS[place.view].TIMED for place in self.places)
@@ -82,7 +82,7 @@ def _frame(data: dict, base: _Base, number: int):
     image = Image.new("RGB", (base.image.width, base.image.height + LINE * len(data["engines"])), "white")
     image.paste(base.image)
     draw = ImageDraw.Draw(image)
-    now = None if base.still else _image(picture.render({**data, "iteration": number})[0])
+    now = None if base.still else _image(picture.render({**data, "iteration": number}, on_card=False)[0])
     for place in base.places:
         if not picture.TWINS[place.view].TIMED:
             left, top, right, bottom = base.box(place)

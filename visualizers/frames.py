@@ -10,6 +10,7 @@ What is sent, and nothing else is drawn:
         "name", "slots",                      slots: batch slots, the rows of the slot timeline
         "time", "duration",                   seconds, one per iteration
         "padding", "budget",                  tokens, one per iteration; a budget may be None
+        "padding_known",                      whether the trace tells of padding: a scheduler without a model has none
         "runs": [[row, request, phase, iteration, length, start, n_tokens, tokens, draft, recomputed], ...],
         "held": [[row, request, first, end], ...],       in the batch, but no tokens of the budget were left for it
         "preempted": [[row, request, first, end], ...],  its old row, until it or another request runs there
@@ -109,6 +110,7 @@ def _engine(name: str, trace: Trace, index: dict[str, int], texts: dict[str, int
         "time": [iteration.time for iteration in trace.iterations],
         "duration": [iteration.duration for iteration in trace.iterations],
         "padding": [iteration.padding for iteration in trace.iterations],
+        "padding_known": _knows_padding(trace),
         "budget": [iteration.budget for iteration in trace.iterations],
         "runs": _runs(trace, rows, index),
         "held": [[row, index[who], first, end] for row, who, first, end in rows.held],
@@ -137,6 +139,12 @@ def _tops(engines: list[dict]) -> list[float]:
     budgets = [max((budget for budget in engine["budget"] if budget is not None), default=0) for engine in engines]
     rows = max(tallest, *(budget for budget in budgets if budget <= 2 * tallest), 0)
     return [rows, max(axis_top(engine["duration"]) for engine in engines)]
+
+
+def _knows_padding(trace: Trace) -> bool:
+    """False for a scheduler, or a toy, that was driven without a model: each iteration takes 1, no token has a text."""
+    is_timed = any(iteration.padding or iteration.duration != 1 for iteration in trace.iterations)
+    return is_timed or bool(trace.pieces)
 
 
 def _record(record: RequestRecord) -> list:

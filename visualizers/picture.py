@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from visualizers.captions import counted
 from visualizers.figures import figures as figures_of
 from visualizers.twins import batch, flat, memory, requests, slots, text
-from visualizers.twins.common import ACCENT, DIM, DPI, INK, LEFT, SHARE, WIDTH, iteration_ticks, playhead
+from visualizers.twins.common import ACCENT, DIM, DPI, INK, LEFT, SHARE, WIDTH, card, iteration_ticks, playhead
 
 TWINS = {"slots": slots, "batch": batch, "requests": requests, "memory": memory, "text": text, "flat": flat}
 TITLE, BETWEEN, AXIS, FOOT = 0.36, 0.1, 0.34, 0.1  # inches: above each engine, between views, below, at the bottom
@@ -30,7 +30,7 @@ def draw(data: dict) -> bytes:
     return render(data)[0]
 
 
-def render(data: dict) -> tuple[bytes, list[Place], float]:
+def render(data: dict, on_card: bool = True) -> tuple[bytes, list[Place], float]:
     """The PNG, where its views lie, and its height in inches."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -42,6 +42,8 @@ def render(data: dict) -> tuple[bytes, list[Place], float]:
         total += LEGEND_LINE * len(legend) + FOOT
         figure = Figure(figsize=(WIDTH, total), dpi=DPI, facecolor="white")
         canvas = FigureCanvasAgg(figure)
+        if on_card:
+            card(figure)
         longest = max(1, *(len(engine["time"]) for engine in data["engines"]))
         for number, place in enumerate(places):
             bottom = 1 - (place.top + place.height) / total
@@ -80,9 +82,10 @@ def title(engine: dict) -> str:
     if not figures["iterations"]:
         return f"{engine['name']}: no iteration ran"
     iterations = counted(figures["iterations"], "iteration")
+    padding = f", {counted(figures['padding'], 'padding row')}" if engine["padding_known"] else ""
     return (
         f"{engine['name']}: {iterations}, {100 * figures['occupancy']:.0f} % of batch slots busy, "
-        f"{counted(figures['idle_slot_steps'], 'idle slot-step')}, {counted(figures['padding'], 'padding row')}"
+        f"{counted(figures['idle_slot_steps'], 'idle slot-step')}{padding}"
     )
 
 

@@ -17,7 +17,7 @@ MOST_ENGINES = 6  # one for each stage of the course
 STATIC = Path(__file__).parent / "static"
 STYLE = (STATIC / "player.css").read_text(encoding="utf-8")
 # Files to be read one at a time, joined into the one ES module that anywidget and a page without a server need.
-PARTS = "data memory style strip slots batch lifecycles arena stream flat controls page player".split()
+PARTS = "data memory style strip why slots batch lifecycles arena stream flat controls page player".split()
 SCRIPT = "\n".join((STATIC / f"{part}.js").read_text(encoding="utf-8") for part in PARTS)
 
 PAGE = """<!doctype html>
@@ -67,7 +67,8 @@ class Player:
     """A picture of one to six traces.
 
     views: what is shown at first, of VIEWS; each has a button. iteration: where the playhead is at first, counted from
-    1 as in the picture (None: at the end). expected: what each request's tokens should be, to mark the first wrong one.
+    1 as in the picture (None: at 1, and the PNG has none). expected: what each request's tokens should be, to mark the
+    first wrong one.
     Raises ValueError for another number of traces, an unknown view, an iteration that is not there or an expected
     request that no trace has, TypeError for what is no Trace.
     """

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tinyengine.trace import Trace
 from visualizers.frames import PALETTE, STALL
-from visualizers.twins.common import ACCENT, DIM, DPI, GRID, INK, edge, pale
+from visualizers.twins.common import ACCENT, DIM, DPI, GRID, INK, card, edge, pale
 
 Points = Sequence[tuple[float, float]]
 SIZE = (6.4, 3.2)  # inches
@@ -29,7 +29,9 @@ class Chart(Figure):
     """A matplotlib figure with one pair of axes, `axes[0]`."""
 
     def __init__(self, x: str, y: str, title: str = "", size: tuple[float, float] = SIZE):
-        super().__init__(figsize=size, dpi=DPI, facecolor="white", layout="constrained")
+        super().__init__(figsize=size, dpi=DPI, layout="constrained")
+        self.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+        card(self)
         axes = self.add_subplot(xlabel=x, ylabel=y)
         axes.set_title(title, loc="left", fontsize=10, color=INK)
         axes.spines[["top", "right"]].set_visible(False)

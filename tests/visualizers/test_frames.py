@@ -249,9 +249,7 @@ def assert_tells_the_truth(trace: Trace):
     memory = MemoryMap(engine)
     for number, iteration in enumerate(trace.iterations):
         shown = {ids[request]: Holding(joined(held.ranges), held.used) for request, held in memory.at(number).items()}
-        assert shown == {
-            key: Holding(joined(held.ranges), held.used) for key, held in iteration.memory.items()
-        }
+        assert shown == {key: Holding(joined(held.ranges), held.used) for key, held in iteration.memory.items()}
     told = [[event.iteration, event.kind, event.request_id, event.detail, event.cached] for event in trace.events]
     assert [[number, kind, ids[request], *more] for number, kind, request, *more in engine["events"]] == told
     batches = lists(engine["batch"], len(trace.iterations))
@@ -296,7 +294,6 @@ def assert_equals_the_metrics(trace: Trace):
     assert sums["held"] / slots == measured.kv_reserved
     assert sums["filled"] / slots == measured.kv_used
     assert sums["lost"] / slots == measured.kv_fragmented
-
 
 
 def assert_figures(trace: Trace, engine: dict):

@@ -3,6 +3,7 @@
 import base64
 import io
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,7 @@ from tinyengine.memory import Holding, Slots
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Orca, Static
 from tinyengine.trace import Iteration, RequestRecord, Span, Trace
-from visualizers import compare, picture, show
+from visualizers import compare, picture, plots, show
 from visualizers.figures import lives
 from visualizers.player import VIEWS
 from visualizers.twins import memory, text
@@ -209,7 +210,26 @@ def test_a_long_name_ends_in_an_ellipsis_and_fits():
 def test_nothing_but_the_background_is_at_the_left_edge():
     named = [Request("M" * 20, [1], SamplingParams(max_tokens=2)), Request("long-name" * 9, [1])]
     image = pixels(show(run(Orca, named, 2), views=["requests"]).to_png())
-    assert (image[:, :3] == 1).all()
+    assert (image[20:-20, 6:9] == 1).all()
+
+
+@pytest.mark.parametrize("png", [show(CHUNKS).to_png(), plots.cdf({"a": [1, 2]}).to_png()], ids=["player", "plot"])
+def test_it_is_a_white_card_with_round_corners(png):
+    """So that it can be read on a dark page."""
+    image = pixels(png)
+    assert (image[[0, 0, -1, -1], [0, -1, 0, -1], 3] == 0).all()
+    assert (image[[30, -30]][:, [8, -8]] == 1).all()
+
+
+def test_without_an_iteration_the_png_shows_the_whole_run():
+    assert show(CHUNKS).data["iteration"] is None
+    assert show(CHUNKS).to_png() != show(CHUNKS, iteration=6).to_png()
+
+
+def test_the_title_counts_no_padding_that_nobody_told():
+    untold = replace(CHUNKS, pieces={}, iterations=[replace(one, duration=1, padding=0) for one in CHUNKS.iterations])
+    assert not picture.title(show(untold).data["engines"][0]).endswith("padding rows")
+    assert picture.title(show(CHUNKS).data["engines"][0]).endswith("2 padding rows")
 
 
 def test_thin_blocks_have_no_outline():

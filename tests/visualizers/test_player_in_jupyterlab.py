@@ -107,8 +107,6 @@ def notebook(lab, browser):
     write_notebook(folder / "look.ipynb", CELL)
     page = run_all(browser, f"{address}/tree/look.ipynb?reset")
     page.locator(".te-player canvas").first.wait_for()
-    page.get_by_text("iteration 51:").first.wait_for()  # orca's last: the whole run is drawn before anybody plays it
-    page.get_by_test_id("scrub").press("Home")
     page.get_by_text("iteration 1:").first.wait_for()
     yield page
     page.close()
@@ -181,11 +179,98 @@ def test_a_reopened_notebook_shows_its_widget_again(notebook):
     notebook.get_by_test_id("position").get_by_text("iteration 1").wait_for()
     notebook.goto(notebook.url.replace("?reset", ""))
     notebook.locator(".te-player canvas").first.wait_for()
-    notebook.get_by_text("iteration 51:").first.wait_for()
+    notebook.get_by_text("iteration 1:").first.wait_for()
     before = picture(notebook)
-    notebook.locator('[data-act="back"]').click()
+    notebook.locator('[data-act="more"]').click()
+    notebook.locator('[data-act="forward"]').click()
     notebook.wait_for_timeout(100)
     assert picture(notebook) != before
+
+
+def test_the_colours_are_right_after_a_change_out_of_sight(notebook):
+    """JupyterLab takes cells far out of sight out of the page."""
+    notebook.evaluate("""() => { const tall = document.createElement("div");
+        tall.style.height = "6000px";
+        document.querySelector(".jp-WindowedPanel-viewport, .jp-Notebook").append(tall); }""")
+    scroll = "top => document.querySelector('.jp-WindowedPanel-outer').scrollTo(0, top)"
+    notebook.evaluate(scroll, 5000)
+    notebook.wait_for_timeout(300)
+    notebook.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    notebook.wait_for_function("document.body.dataset.jpThemeLight === 'false'")
+    notebook.wait_for_timeout(500)
+    notebook.evaluate(scroll, 0)
+    notebook.locator('.te-player[data-theme="dark"]').wait_for()
+    notebook.wait_for_timeout(300)
+    shown = picture(notebook)
+    notebook.locator(".te-player").evaluate("root => root.player.restyle()")
+    notebook.wait_for_timeout(200)
+    assert picture(notebook) == shown
+    notebook.evaluate("jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+
+
+PLAY = """
+import sys
+sys.path[:0] = {paths!r}
+from visualizers import playground
+
+playground("02")
+"""
+
+
+@pytest.fixture
+def played(lab, browser):
+    address, folder = lab
+    write_notebook(folder / "play.ipynb", PLAY)
+    page = run_all(browser, f"{address}/tree/play.ipynb?reset")
+    page.locator(".te-player canvas").first.wait_for()
+    yield page
+    page.close()
+
+
+def slide(page, name, value):
+    """Types a number beside a slider."""
+    label = page.locator(f".widget-label:text-is('{name}')")
+    box = page.locator(".widget-hslider", has=label).locator(".widget-readout")
+    box.fill(str(value))
+    box.press("Enter")
+
+
+def test_a_slider_of_the_playground_changes_picture_and_scoreboard(played):
+    scores = played.locator(".te-scores")
+    before, told = picture(played), scores.inner_text()
+    assert played.get_by_test_id("position").inner_text() != "iteration 1"  # the whole run is in sight
+    slide(played, "batch slots", 5)
+    played.wait_for_function("told => document.querySelector('.te-scores').innerText !== told", arg=told)
+    played.locator('td[data-testid="running"]').first.get_by_text("of 5").wait_for()
+    assert picture(played) != before
+
+
+def test_what_can_never_fit_is_a_sentence_in_its_place_and_not_the_end(played):
+    slide(played, "output tokens", 80)
+    slide(played, "K/V slots", 16)
+    error = played.locator(".te-error")
+    error.get_by_text("K/V slots").wait_for()
+    assert "can come to need" in error.inner_text() and "Traceback" not in played.locator("body").inner_text()
+    assert played.locator(".te-stale").count() == 3
+    slide(played, "K/V slots", 1000)
+    error.wait_for(state="detached")
+    assert played.locator(".te-stale").count() == 0
+
+
+def test_the_playground_gives_its_code(played):
+    slide(played, "requests", 3)
+    played.wait_for_timeout(400)
+    played.get_by_text("Copy as code").click()
+    code = played.get_by_test_id("code").inner_text()
+    assert code.startswith("from visualizers import compare, dry_run") and code.count("r3") == 0
+    assert played.evaluate("getSelection().toString()").strip() == code.strip()
+
+
+def test_controls_that_the_reader_does_not_know_stand_behind_more(played):
+    label = played.locator(".widget-label:text-is('token budget')")
+    assert label.is_hidden()
+    played.locator("button.jupyter-widgets:text-is('more')").click()
+    label.wait_for()
 
 
 LIVE = """

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 from helpers.traces import CHUNKS, busy, cut, requests, run, sized, wander
 
-from tinyengine.memory import Slots
+from tinyengine.memory import Blocks, Slots
 from tinyengine.metrics import token_times
-from tinyengine.scheduler import Orca, Static
+from tinyengine.scheduler import Orca, Paged, Static
 from tinyengine.trace import RequestRecord, Trace
 from visualizers import compare, show
 from visualizers.figures import composition, lives
@@ -22,6 +22,8 @@ GUTTER = 72  # px left of the cells, as in style.js
 # The colour in the middle of each cell, by "row,iteration", found through the widget's own answer to "what is here?".
 CELL_COLOURS = """root => {
     const strip = root.player.strips[0], {canvas} = strip, dpr = devicePixelRatio, cells = {};
+    strip.view.labels = () => {}; // a name may stand beside its request, in cells that are idle
+    root.player.draw();
     for (let x = 0; x < canvas.clientWidth; x += 1) for (let y = 0; y < canvas.clientHeight; y += 1) {
         const hit = strip.hit(x, y);
         if (!hit || hit.row < 0) continue;
@@ -35,10 +37,11 @@ CELL_COLOURS = """root => {
 
 @pytest.fixture
 def open_page(browser, tmp_path):
-    """open_page(player) -> a Playwright page, its playhead at the start; any error in its console fails the test."""
+    """open_page(player) -> a Playwright page, all controls in sight; any error in its console fails the test. rewind:
+    its playhead is at the start, else at the end, unless the player says where."""
     pages, errors = [], []
 
-    def open_(player, width=1000, scheme="light", rewind=True):
+    def open_(player, width=1000, scheme="light", rewind=True, more=True):
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page.on("console", lambda message: message.type == "error" and errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -46,8 +49,10 @@ def open_page(browser, tmp_path):
         pages.append(page)
         page.locator(".te-player").wait_for()
         settle(page)
-        if rewind:
-            page.get_by_test_id("scrub").press("Home")
+        if more:
+            page.locator('[data-act="more"]').click()
+        if rewind or player.data["iteration"] is None:
+            page.get_by_test_id("scrub").press("Home" if rewind else "End")
             settle(page)
         return page
 
@@ -92,12 +97,169 @@ def event_iterations(player) -> list[int]:
     return sorted({i for engine in player.data["engines"] for i, kind, *_ in engine["events"] if kind in kinds})
 
 
-def test_it_opens_with_the_whole_run_drawn(open_page, two):
-    page = open_page(two, rewind=False)
-    opened = picture(page)
-    assert position(page) == max(len(engine["time"]) for engine in two.data["engines"]) - 1
-    page.get_by_test_id("scrub").press("Home")
-    assert picture(page) != opened
+def open_as_it_is(browser, tmp_path, player):
+    page = browser.new_page(viewport={"width": 1000, "height": 800})
+    page.goto(player.to_html(tmp_path / "as_it_is.html").as_uri())
+    page.locator(".te-player").wait_for()
+    settle(page)
+    return page
+
+
+def test_it_opens_at_iteration_1_with_few_controls(browser, tmp_path, two):
+    page = open_as_it_is(browser, tmp_path, two)
+    assert position(page) == 0
+    shown = "all => all.filter(one => one.offsetParent).map(one => one.dataset.act ?? one.dataset.testid)"
+    controls = page.locator(".te-player :is(button, select, input)")
+    assert controls.evaluate_all(shown) == ["play", "scrub", "speed", "more"]
+    page.locator('[data-act="more"]').click()
+    assert len(controls.evaluate_all(shown)) == 19
+    page.locator('[data-act="more"]').click()
+    assert controls.evaluate_all(shown) == ["play", "scrub", "speed", "more"]
+    page.close()
+
+
+def test_it_opens_where_it_is_told_to(browser, tmp_path):
+    page = open_as_it_is(browser, tmp_path, show(CHUNKS, iteration=4))
+    assert position(page) == 3
+    page.close()
+
+
+def where_is(page, i, row=-1, strip=0):
+    """Page coordinates of a cell of a strip, or of the marks above iteration i."""
+    return page.evaluate(
+        """([i, row, n]) => { const strip = document.querySelector(".te-player").player.strips[n];
+            const box = strip.canvas.getBoundingClientRect();
+            for (let x = 72; x < box.width; x++) for (let y = 1; y < box.height; y++) {
+                const hit = strip.hit(x, y);
+                if (hit?.i === i && hit.row === row) return [box.x + x + 3, box.y + y + 2];
+            } }""",
+        [i, row, strip],
+    )
+
+
+@pytest.mark.parametrize("row", [-1, 0])
+def test_the_playhead_is_dragged_on_the_picture(open_page, two, row):
+    page = open_page(two)
+    page.mouse.move(*where_is(page, 2, row))
+    page.mouse.down()
+    page.mouse.move(*where_is(page, 20, row), steps=5)
+    assert position(page) == 20
+    page.mouse.move(*where_is(page, 9, row), steps=5)
+    page.mouse.up()
+    assert position(page) == 9 and page.get_by_test_id("follow").input_value() == ""
+    page.mouse.move(*where_is(page, 30, row), steps=5)
+    assert position(page) == 9
+
+
+def test_the_playhead_is_dragged_in_a_window_that_scrolls(open_page, two):
+    page = open_page(two)
+    for _ in range(3):
+        press(page, "in")
+    page.mouse.move(*where_is(page, 1))
+    page.mouse.down()
+    page.mouse.move(*where_is(page, 6), steps=8)
+    assert position(page) == 6  # the window stands still below the pointer
+    page.mouse.move(995, 300, steps=2)
+    page.mouse.up()
+    assert position(page) > 8
+
+
+def test_a_finger_drags_the_playhead(browser, tmp_path, two):
+    context = browser.new_context(viewport={"width": 800, "height": 800}, has_touch=True)
+    page = context.new_page()
+    page.goto(two.to_html(tmp_path / "touch.html").as_uri())
+    page.locator(".te-player").wait_for()
+    settle(page)
+    session = context.new_cdp_session(page)
+    touch = lambda kind, *points: session.send(  # noqa: E731
+        "Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": y} for x, y in points]}
+    )
+    touch("touchStart", where_is(page, 2, 0))
+    for i in (4, 10, 25):
+        touch("touchMove", where_is(page, i, 0))
+    touch("touchEnd")
+    assert position(page) == 25
+    context.close()
+
+
+IDLE = {
+    "static": (
+        run(Static, sized((2, 3), (2, 9), (2, 4), (2, 1)), 3), 5, 0,
+        "static: the batch is not refilled until its longest request, r1, has ended (iteration 9)",
+    ),
+    "no hole": (
+        run(Orca, sized((5, 15), (5, 5), (20, 55)), 3, Slots(80)), 2, 2,
+        "r2 needs 75 K/V slots, the largest hole has 50",
+    ),
+    "pieces": (
+        run(Orca, sized((5, 5), (5, 15), (5, 5), (5, 15), (10, 10)), 4, Slots(60)), 7, 0,
+        "r4 needs 20 K/V slots, the largest hole has 10 (20 are free, but not in one piece)",
+    ),
+    "blocks": (
+        run(Paged, sized((28, 20), (28, 20)), 2, Blocks(12, 4)), 3, 1,
+        "r1 needs 7 blocks for its 28 tokens, 4 are free",
+    ),
+    "budget": (CHUNKS, 0, 1, "the token budget of 4 is used up"),
+    "preempted": (CHUNKS, 4, 1, "r1 was preempted in this iteration, and then nobody joins"),
+    "empty": (run(Orca, sized((2, 3), (2, 9)), 3), 5, 0, "nobody waits: the queue is empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_an_idle_cell_answers_why_nobody_is_in_it(open_page, case):
+    trace, i, row, answer = IDLE[case]
+    page = open_page(show(trace))
+    x, y = where_is(page, i, row)
+    page.mouse.move(x, y)
+    told = page.locator(".te-tip div").all_inner_texts()
+    assert told[0].startswith("idle") and told[2].startswith(answer), told
+    page.mouse.click(x, y)
+    assert position(page) == i
+    assert page.get_by_test_id("note").inner_text().startswith(f"batch slot {row} is idle: {answer}")
+    press(page, "back" if i else "forward")
+    assert page.get_by_test_id("note").inner_text() == ""
+
+
+NAMES = """() => {
+    const strip = document.querySelector(".te-player").player.strips[0], g = strip.canvas.getContext("2d"), found = [];
+    g.fillText = (text, x, y) => found.push(text);
+    strip.view.labels(g, {...strip.pen((value) => 72 + value * strip.player.scale), now: 99});
+    return found;
+}"""
+
+
+@pytest.mark.parametrize(("width", "named"), [(1400, 12), (1000, 12), (500, 6)])
+def test_short_requests_are_named_too(open_page, two, width, named):
+    page = open_page(two, width=width)
+    assert len({name for name in page.evaluate(NAMES) if name.startswith("r")}) >= named
+
+
+def test_prompts_stand_behind_the_names(open_page):
+    records = {"r0": RequestRecord("r0", 6, 3, 0.0, prompt="<|user|>What is 2 + 2?<|assistant|>")}
+    page = open_page(show(replace(CHUNKS, requests={**CHUNKS.requests, **records})))
+    assert "What is 2 + 2?" in page.evaluate(NAMES)
+    page.mouse.move(*where_is(page, 0, 0))
+    assert page.locator(".te-tip div").all_inner_texts()[1] == "What is 2 + 2?"
+    assert page.get_by_test_id("follow").locator("option").all_inner_texts()[1] == "r0: What is 2 + 2?"
+
+
+def test_padding_that_no_model_told_is_not_called_0(open_page):
+    trace = run(Orca, requests())
+    untold = replace(trace, pieces={}, iterations=[replace(one, duration=1, padding=0) for one in trace.iterations])
+    columns = lambda page: page.locator(".te-figures thead th").all_inner_texts()  # noqa: E731
+    assert "padding rows so far" in columns(open_page(show(trace)))
+    assert "padding rows so far" not in columns(open_page(show(untold)))
+    page = open_page(compare(told=trace, untold=untold))
+    assert page.get_by_test_id("padding").all_inner_texts()[1] == "not known"
+
+
+def test_the_colours_are_right_after_a_change_out_of_the_page(open_page, two):
+    page, dark = open_page(two), open_page(two, scheme="dark")
+    page.locator(".te-player").evaluate("root => { window.taken = root; root.remove(); }")  # as a notebook does
+    page.emulate_media(color_scheme="dark")
+    page.evaluate("document.querySelector('main').append(taken)")
+    page.wait_for_timeout(200)
+    assert picture(page) == picture(dark)
 
 
 def test_play_moves_picture_and_readout_of_both_engines_until_pause(open_page, two):
@@ -254,8 +416,8 @@ def test_the_tooltip_tells_a_cell(open_page):
         (0, 2): ["r0: decode", "iteration 3, batch slot 0", "1 token, position 6", 'emitted token 72 "</script>"'],
         (2, 2): ["r2: chunk", "iteration 3, batch slot 2", "2 tokens, positions 0 to 1", "emitted no token"],
         (2, 3): ["r2: in the batch, but no tokens of the budget were left", "iteration 4, batch slot 2"],
-        (1, 4): ["idle; r1 was preempted", "iteration 5, batch slot 1"],
-        (1, 0): ["idle", "iteration 1, batch slot 1"],
+        (1, 4): ["idle; r1 was preempted", "iteration 5, batch slot 1", IDLE["preempted"][-1]],
+        (1, 0): ["idle", "iteration 1, batch slot 1", IDLE["budget"][-1]],
     }
     for (row, i), lines in expected.items():
         canvas.hover(position={"x": GUTTER + 96 * i + 40, "y": 27 + 24 * row + 12})
@@ -460,7 +622,7 @@ def test_a_trace_that_forgets_shows_the_text_that_it_had_before(open_page):
     assert said(0).replace(" ", "") == "Paris</script>." and said(1) == "abc" and said(2) == ""
     seek(page, 2)
     assert page.locator('.te-said[data-request="1"] .te-state').inner_text() == "4 tokens, finished"
-    assert page.locator(".te-verdict").inner_text() .startswith("first wrong token: number 4, ")
+    assert page.locator(".te-verdict").inner_text().startswith("first wrong token: number 4, ")
 
 
 def test_the_queue_of_any_iteration_is_that_of_the_trace(open_page):

@@ -89,7 +89,7 @@ const composition = {
     g.fillText(String(most), GUTTER - 6, pen.top + 5);
     g.fillText(most === 1 ? "row" : "rows", GUTTER - 6, pen.top + stack / 2);
     g.fillText("0", GUTTER - 6, base - 4);
-    g.fillText(brief(longest), GUTTER - 6, base + BETWEEN + deep / 2);
+    g.fillText(pen.engine.inIterations ? "duration" : brief(longest), GUTTER - 6, base + BETWEEN + deep / 2);
   },
 
   tip(player, engine, row, i) {

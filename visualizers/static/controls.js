@@ -15,27 +15,30 @@ const button = (act, name, title) =>
 const select = (name, text, options = "") =>
   `<label>${text}<select data-testid="${name}" aria-label="${text}">${options}</select></label>`;
 const JUMP_TO = [["admit finish preempt abort stall", "any event"], ["admit", "admitted"], ["finish abort", "ended"], ["preempt", "preempted"], ["stall", "stalled"]];
-const HELP = "Keys: Space plays and pauses, Left and Right step, Shift+Left and Shift+Right jump between events, "
+const HELP = "Drag on the picture to move the playhead; click a request to follow it, or an idle cell to ask why nobody is in it. Keys: Space plays and pauses, Left and Right step, Shift+Left and Shift+Right jump between events, "
   + "Home and End go to the ends, plus and minus zoom, Escape follows all requests, 1 to 6 show and hide views.";
 const CONTROLS = `
 <div class="te-bar">
-  <span class="te-buttons">
-    ${button("previous", "previous", "Previous event (Shift+Left)")}${button("back", "back", "Step back (Left)")}
-    ${button("play", "play", "Play (Space)")}
-    ${button("forward", "forward", "Step forward (Right)")}${button("next", "next", "Next event (Shift+Right)")}
-  </span>
+  <button type="button" data-act="play"></button>
   <input type="range" min="0" value="0" data-testid="scrub" aria-label="Playhead">
   <output class="te-readout" data-testid="position"></output>
-</div>
-<div class="te-bar te-options">
-  ${select("speed", "speed", SPEEDS.map((n) => `<option value="${n}">${n} iteration${n > 1 ? "s" : ""}/s</option>`).join(""))}
-  ${select("follow", "follow", '<option value="">all</option>')}
-  ${select("jump", "jump to", JUMP_TO.map(([kinds, text]) => `<option value="${kinds}">${text}</option>`).join(""))}
-  ${select("clock", "clock", '<option value="iteration">iterations</option><option value="time">time</option>')}
-  <span class="te-buttons"><span class="te-name">zoom</span>${button("out", "out", "Zoom out (minus)")}${button("in", "in", "Zoom in (plus)")}</span>
   <button type="button" data-act="engine" data-testid="engine" hidden>Pause the engine</button>
+  <span class="te-options">${select("speed", "speed", SPEEDS.map((n) => `<option value="${n}">${n} iteration${n > 1 ? "s" : ""}/s</option>`).join(""))}</span>
+  <button type="button" data-act="more" aria-expanded="false" title="Steps, follow, clock, zoom and views">more</button>
 </div>
-<div class="te-bar te-options" role="group" aria-label="Views"><span class="te-name">views</span><span class="te-buttons te-views"></span></div>`;
+<div class="te-extra" hidden>
+  <div class="te-bar te-options">
+    <span class="te-buttons"><span class="te-name">step</span>
+      ${button("previous", "previous", "Previous event (Shift+Left)")}${button("back", "back", "Step back (Left)")}
+      ${button("forward", "forward", "Step forward (Right)")}${button("next", "next", "Next event (Shift+Right)")}
+    </span>
+    ${select("follow", "follow", "")}
+    ${select("jump", "jump to", JUMP_TO.map(([kinds, text]) => `<option value="${kinds}">${text}</option>`).join(""))}
+    ${select("clock", "clock", '<option value="iteration">iterations</option><option value="time">time</option>')}
+    <span class="te-buttons"><span class="te-name">zoom</span>${button("out", "out", "Zoom out (minus)")}${button("in", "in", "Zoom in (plus)")}</span>
+  </div>
+  <div class="te-bar te-options" role="group" aria-label="Views"><span class="te-name">views</span><span class="te-buttons te-views"></span></div>
+</div>`;
 const FIGURES = [
   ["iteration", "iteration"], ["running", "running"], ["waiting", "waiting"], ["idle", "idle slot-steps so far"],
   ["padding", "padding rows so far"], ["tokens", "tokens out so far"],

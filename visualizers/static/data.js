@@ -39,6 +39,7 @@ class Engine {
     this.emitted = new Int32Array(this.count);
     this.runs.forEach((run, number) => this.enter(run, number));
     this.stays = staysOf(this.runs, this.held);
+    this.inIterations = this.duration.every((seconds) => seconds === 1); // nobody measured how long they took
     this.queues = new Lists(this.waiting);
     this.batches = new Lists(this.batch);
     this.lives = livesOf(this);
@@ -82,7 +83,7 @@ class Engine {
       running: `${ran ? this.running[i] : 0} of ${this.slots}`,
       waiting: ran ? this.queue(i).length : 0,
       idle: (i + 1) * this.slots - (ran ? this.busySoFar[i] : 0),
-      padding: ran ? this.paddingSoFar[i] : 0,
+      padding: !this.padding_known ? "not known" : ran ? this.paddingSoFar[i] : 0,
       tokens: ran ? this.emittedSoFar[i] : 0,
     };
   }
@@ -181,13 +182,14 @@ function after(values, value) {
   return low;
 }
 
-// A stay: a request's time in a row, until it leaves or is preempted. It carries one label.
+// A stay: a request's time in a row, until it leaves or is preempted. It carries one label. next: where the row's next one begins.
 function staysOf(runs, held) {
   const stays = [], latest = new Map(), resumes = new Set(held.map(([row, request, , end]) => `${row} ${request} ${end}`));
   for (const { row, request, first, end } of runs) {
     const stay = latest.get(row);
     const goesOn = stay?.request === request && (stay.end === first || resumes.has(`${row} ${request} ${first}`));
-    if (!goesOn) stays.push({ row, request, first });
+    if (!goesOn) stays.push({ row, request, first, next: Infinity });
+    if (!goesOn && stay) stay.next = first;
     latest.set(row, goesOn ? stay : stays.at(-1)).get(row).end = end;
   }
   return stays;

@@ -24,7 +24,7 @@ const lifecycles = {
     [...pen.engine.lives.values()].forEach((life, row) => {
       const end = life.runs.at(-1)?.end ?? life.end;
       if (end === null || life.arrive >= pen.engine.count) return;
-      const right = pen.finish(clamp(end - 1, 0, pen.engine.count - 1)), text = lifeInNumbers(life);
+      const right = pen.finish(clamp(end - 1, 0, pen.engine.count - 1)), text = lifeInNumbers(pen.engine, life);
       if (right < GUTTER || right + 8 > pen.width || end - 1 > pen.now) return;
       g.globalAlpha = dimmed(pen, life.request) ? UNFOLLOWED : 1;
       g.strokeStyle = pen.theme.bg;
@@ -46,7 +46,7 @@ const lifecycles = {
   tip(player, engine, row, i) {
     const life = [...engine.lives.values()][row];
     if (!life) return ["no request has arrived"];
-    const run = life.runs.find((run) => run.first <= i && i < run.end), gaps = lifeInWords(life);
+    const run = life.runs.find((run) => run.first <= i && i < run.end), gaps = lifeInWords(engine, life);
     const doing = run ? player.data.phases[run.phase] : player.fateOf(engine, life.request, i);
     return [`${player.label(life.request)}: ${doing}`, `iteration ${i + 1}`, ...gaps];
   },
@@ -62,12 +62,15 @@ const lifecycles = {
 
 const rowOf = (engine, request) => [...engine.lives.keys()].indexOf(request);
 
-const lifeInWords = (life) => [
-  life.ttft === null ? "no token yet" : `first token after ${brief(life.ttft)} (TTFT), ${life.first === null ? "before iteration 1" : `in iteration ${life.first + 1}`}`,
-  ...(life.worst ? [`longest gap (TBT) ${brief(life.gap)}, iterations ${life.worst[0] + 1} to ${life.worst[1] + 1}`] : []),
+const spanOf = (engine, time) => (engine.inIterations ? plural(+time.toPrecision(3), "iteration") : brief(time));
+
+const lifeInWords = (engine, life) => [
+  life.ttft === null ? "no token yet" : `first token after ${spanOf(engine, life.ttft)} (TTFT), ${life.first === null ? "before iteration 1" : `in iteration ${life.first + 1}`}`,
+  ...(life.worst ? [`longest gap (TBT) ${spanOf(engine, life.gap)}, iterations ${life.worst[0] + 1} to ${life.worst[1] + 1}`] : []),
 ];
 
-const lifeInNumbers = (life) => life.ttft === null ? "" : `TTFT ${brief(life.ttft)}` + (life.worst ? `, worst TBT ${brief(life.gap)}` : "");
+const lifeInNumbers = (engine, life) =>
+  life.ttft === null ? "" : `TTFT ${spanOf(engine, life.ttft)}` + (life.worst ? `, worst TBT ${spanOf(engine, life.gap)}` : "");
 
 // From its arrival, and from each loss of its memory, until it runs.
 function paintWaiting(g, pen, life, row) {

@@ -4,8 +4,13 @@ class Page {
   load(text) {
     this.data = JSON.parse(text);
     this.labels = this.data.requests.map((request) => request[1]);
+    this.asked = null;
     this.engines = this.data.engines.map((sent) => new Engine(sent, this.data.texts, this.data.engines.length > 2));
     this.longest = Math.max(...this.engines.map((engine) => engine.count));
+    this.prompts = this.data.requests.map((_, number) => {
+      const known = this.engines.map((engine) => engine.records[number]?.[6]).find(Boolean);
+      return known ? plain(known).trim() : "";
+    });
   }
 
   label(request) {
@@ -22,12 +27,10 @@ class Page {
     this.root.player = this; // for tests and benchmarks
     this.root.tabIndex = 0;
     this.root.setAttribute("role", "group");
-    this.root.setAttribute("aria-label", `Timeline of ${this.engines.map((e) => e.name).join(", ")}. ${HELP}`);
     this.root.dataset.lmSuppressShortcuts = "true"; // else JupyterLab takes "b" for "insert a cell below"
     this.root.innerHTML = CONTROLS;
     this.find("scrub").title = HELP;
     this.find("speed").value = this.speed;
-    this.labels.forEach((label, number) => this.find("follow").add(new Option(label, number)));
     this.root.querySelector(".te-views").append(...Object.entries(VIEWS).map(([name, [title]], n) => {
       const toggle = element("button", "", title);
       toggle.type = "button";
@@ -35,17 +38,29 @@ class Page {
       toggle.title = `Show or hide ${title}, beside the others (${n + 1})`;
       return toggle;
     }));
-    this.root.append(this.buildFigures());
     this.sections = this.root.appendChild(element("div", "te-engines"));
     this.legend = this.root.appendChild(element("div", "te-legend"));
+    this.figures = this.root.appendChild(element("table", "te-figures"));
     this.tip = this.root.appendChild(element("div", "te-tip"));
     this.tip.hidden = true;
-    // While it plays, what is scrolled out of sight is not drawn.
+    // While it plays, what is scrolled out of sight is not drawn. What comes into sight is drawn anew: a browser may drop what
+    // was drawn on a canvas out of sight, and a notebook takes cells out of the page in which the colours change.
     this.sight = new IntersectionObserver((entries) => {
+      const hidden = entries.filter(({ target, isIntersecting }) => isIntersecting && !this.inSight.has(target)).length;
       for (const { target, isIntersecting } of entries) isIntersecting ? this.inSight.add(target) : this.inSight.delete(target);
+      if (hidden) this.restyle();
     });
-    this.buildSections();
+    this.buildAll();
     this.bind();
+  }
+
+  // What depends on the run: it may be another one after an update.
+  buildAll() {
+    const follow = this.find("follow"), name = (label, number) => [label, briefPrompt(this.prompts[number])].filter(Boolean).join(": ");
+    this.root.setAttribute("aria-label", `Timeline of ${this.engines.map((e) => e.name).join(", ")}. ${HELP}`);
+    follow.replaceChildren(new Option("all", ""), ...this.labels.map((label, number) => new Option(name(label, number), number)));
+    this.buildFigures();
+    this.buildSections();
   }
 
   // One section per engine, with the views that are switched on.
@@ -63,15 +78,17 @@ class Page {
   }
 
   buildFigures() {
-    const table = element("table", "te-figures"), head = table.createTHead().insertRow();
-    head.append(element("th", "", "at the playhead"), ...FIGURES.map(([, title]) => element("th", "", title)));
+    // What a trace does not tell is not counted as 0.
+    const known = FIGURES.filter(([name]) => name !== "padding" || this.engines.some((engine) => engine.padding_known));
+    this.figures.replaceChildren();
+    this.figures.createTHead().insertRow().append(
+      element("th", "", "at the playhead"), ...known.map(([, title]) => element("th", "", title)));
     for (const engine of this.engines) {
-      const row = table.createTBody().insertRow();
+      const row = this.figures.createTBody().insertRow();
       row.dataset.engine = engine.name;
       row.append(element("th", "", engine.name));
-      for (const [name] of FIGURES) row.insertCell().dataset.testid = name;
+      for (const [name] of known) row.insertCell().dataset.testid = name;
     }
-    return table;
   }
 
   buildEngine(engine, e) {
@@ -116,7 +133,7 @@ class Page {
   watch() {
     const restyle = () => this.restyle(), scheme = matchMedia("(prefers-color-scheme: dark)");
     // Jupyter puts the element into the page after render(): it has neither size nor colours until then.
-    const sized = new ResizeObserver(() => (this.theme ? this.resize() : this.restyle())), themed = new MutationObserver(restyle);
+    const sized = new ResizeObserver(restyle), themed = new MutationObserver(restyle);
     sized.observe(this.root);
     themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
     scheme.addEventListener("change", restyle);
@@ -168,7 +185,9 @@ class Page {
     const steps = Math.ceil(Math.log2(widest / plain)), back = Math.ceil(Math.log2(plain / Math.min(whole, plain)));
     this.zoom = Math.min(Math.max(this.zoom, -back), steps);
     this.scale = Math.min(Math.max(plain * 2 ** this.zoom, Math.min(whole, plain)), widest);
-    const shown = this.plot / this.scale, from = Math.min(this.position - 0.65 * shown, axis.length - shown);
+    // The window stays where it is while the playhead is well inside; while it is dragged, as long as it is inside at all.
+    const shown = this.plot / this.scale, [low, high] = this.dragging ? [0, 1 - (1.5 * axis.unit) / shown] : [0.2, 0.65];
+    const from = Math.min(clamp(this.from, this.position - high * shown, this.position - low * shown), axis.length - shown);
     this.from = Math.round(Math.max(0, from) * this.scale) / this.scale;
     this.root.querySelector('[data-act="in"]').disabled = this.zoom === steps;
     this.root.querySelector('[data-act="out"]').disabled = this.zoom === -back;
@@ -176,7 +195,7 @@ class Page {
 
   read() {
     const now = this.engines.map((_, e) => this.axis.at(e, this.position));
-    const key = `${now} ${this.follow}`, inTime = this.axis.clock === "time";
+    const key = `${now} ${this.follow} ${this.asked?.e} ${this.asked?.row}`, inTime = this.axis.clock === "time";
     const scrub = this.find("scrub"), where = this.longest === 0 ? "no iterations"
       : inTime ? seconds(this.position, this.axis.unit) : `iteration ${Math.max(...now) + 1}`;
     if (document.activeElement !== scrub || Number(scrub.value) !== this.position) scrub.value = this.position;
@@ -190,11 +209,14 @@ class Page {
   readEngine(engine, i) {
     const name = CSS.escape(engine.name), inside = (part) => this.root.querySelector(`${part}[data-engine="${name}"]`);
     for (const [figure, value] of Object.entries(engine.figures(i))) {
-      setText(inside("tr").querySelector(`[data-testid="${figure}"]`), String(value));
+      const cell = inside("tr").querySelector(`[data-testid="${figure}"]`);
+      if (cell) setText(cell, String(value));
     }
+    inside("tr").querySelector('[data-testid="waiting"]').title = i < 0 ? "" : engine.queue(i).slice(0, 12).map((who) => this.label(who)).join(", ");
     const section = inside("section"), words = section.querySelector(".te-words"), note = section.querySelector(".te-note");
     setText(words, i >= 0 ? engine.captions[i] : engine.count ? "before the first iteration" : "no iteration ran");
-    setText(note, this.follow === null ? "" : `following ${this.label(this.follow)}: ${this.fate(engine, i)}`);
+    const { asked } = this, answer = asked && this.engines[asked.e] === engine && asked.i === i ? asked.said : "";
+    setText(note, answer || (this.follow === null ? "" : `following ${this.label(this.follow)}: ${this.fate(engine, i)}`));
   }
 
   // Where the followed request is at iteration i, in words.

@@ -4,27 +4,26 @@
 class Player extends Page {
   constructor(host, text) {
     super();
-    Object.assign(this, { position: 0, playing: false, follow: null, zoom: 0, version: 0, from: 0, pending: 0, jumps: JUMP_TO[0][0] });
+    Object.assign(this, { position: 0, playing: false, dragging: false, follow: null, zoom: 0, version: 0, from: 0, pending: 0, jumps: JUMP_TO[0][0] });
     this.load(text);
     this.speed = SPEEDS.find((speed) => speed >= this.longest / 25) ?? SPEEDS.at(-1);
     this.views = new Set(this.data.views);
     this.build(host);
-    this.setClock("iteration");
-    // Before play is pressed, the whole run is there to be read.
-    this.move(this.data.iteration === null ? this.axis.last : this.data.iteration);
+    this.showPlaying();
+    this.setClock(this.data.clock ?? "iteration");
+    this.move(this.axis.begins.find((begins) => begins.length === this.longest)[this.data.iteration ?? 0] ?? 0);
     this.watch();
   }
 
-  // New data of the same run, which goes on: the playhead stays where it is, or at the end if it was there.
+  // New data, of the same run, which goes on, or of another one: the playhead stays where it is, or at the end if it was there.
   update(text) {
     const atEnd = this.position >= this.axis.last, kept = this.position;
     this.load(text);
-    const follow = this.find("follow");
-    this.labels.slice(follow.length - 1).forEach((label, n, more) => follow.add(new Option(label, this.labels.length - more.length + n)));
-    this.buildSections();
+    this.buildAll();
+    if (this.follow >= this.labels.length) this.follow = null;
     this.setClock(this.axis.clock);
     this.move(atEnd && !this.playing ? this.axis.last : kept);
-    this.resize();
+    this.restyle();
   }
 
   bind() {
@@ -35,10 +34,43 @@ class Player extends Page {
     this.find("clock").addEventListener("change", (event) => this.setClock(event.target.value));
     this.find("follow").addEventListener("change", ({ target }) => this.setFollow(target.value === "" ? null : +target.value));
     this.find("jump").addEventListener("change", (event) => this.setJumps(event.target.value));
-    const under = (event) => this.drawables.find(({ canvas }) => canvas === event.target);
-    this.sections.addEventListener("pointermove", (event) => this.hover(under(event), event));
+    const under = (event) => this.drawables.find(({ canvas }) => canvas && canvas === event.target);
+    this.sections.addEventListener("pointermove", (event) => this.drag(event) || this.hover(under(event), event));
     this.sections.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    this.sections.addEventListener("pointerdown", (event) => this.grab(under(event), event));
+    this.sections.addEventListener("pointercancel", () => this.release());
+    this.sections.addEventListener("pointerup", () => this.release());
     this.sections.addEventListener("click", (event) => this.pick(under(event), event));
+  }
+
+  // A horizontal movement on a strip drags the playhead; without one it is a click. (A finger that moves up or down scrolls the
+  // page: the browser then cancels the pointer.)
+  grab(drawable, event) {
+    this.moved = false;
+    this.grabbed = event.button === 0 && drawable instanceof Strip ? { drawable, x: event.clientX, id: event.pointerId } : null;
+  }
+
+  drag(event) {
+    const { grabbed } = this;
+    if (!grabbed || event.pointerId !== grabbed.id) return false;
+    if (event.pointerType === "mouse" && !(event.buttons & 1)) return this.release();
+    if (!this.dragging && Math.abs(event.clientX - grabbed.x) < 4) return false;
+    if (!this.dragging) {
+      this.pause();
+      this.sections.setPointerCapture(event.pointerId);
+      this.tip.hidden = true;
+    }
+    this.dragging = this.moved = true;
+    const x = event.clientX - grabbed.drawable.canvas.getBoundingClientRect().left, value = this.from + (x - GUTTER) / this.scale;
+    this.move(this.axis.clock === "time" ? value : Math.floor(value));
+    return true;
+  }
+
+  release() {
+    this.grabbed = null;
+    if (this.dragging) this.request();
+    this.dragging = false;
+    return false;
   }
 
   act(name) {
@@ -55,8 +87,16 @@ class Player extends Page {
       last: () => this.jump(this.axis.last),
       all: () => this.setFollow(null),
       engine: () => this.pauseEngine?.(),
+      more: () => this.showMore(),
     };
     acts[name]?.();
+  }
+
+  showMore() {
+    const extra = this.root.querySelector(".te-extra"), button = this.root.querySelector('[data-act="more"]');
+    extra.hidden = !extra.hidden;
+    button.setAttribute("aria-expanded", !extra.hidden);
+    setText(button, extra.hidden ? "more" : "less");
   }
 
   toggle(name) {
@@ -103,7 +143,7 @@ class Player extends Page {
 
   showPlaying() {
     const play = this.root.querySelector('[data-act="play"]'), title = this.playing ? "Pause (Space)" : "Play (Space)";
-    play.innerHTML = icon(this.playing ? "pause" : "play");
+    play.innerHTML = icon(this.playing ? "pause" : "play") + (this.playing ? "Pause" : "Play");
     play.title = title;
     play.setAttribute("aria-label", title);
     for (const caption of this.root.querySelectorAll(".te-caption")) {
@@ -113,7 +153,7 @@ class Player extends Page {
 
   jump(position) {
     if (position === undefined) return;
-    this.pause();
+    if (this.playing) this.pause();
     this.move(position);
   }
 
@@ -129,6 +169,7 @@ class Player extends Page {
     const scrub = this.find("scrub");
     scrub.step = clock === "iteration" ? 1 : "any";
     scrub.max = this.axis.last;
+    this.find("clock").value = clock;
     this.setFollow(this.follow);
   }
 
@@ -161,11 +202,21 @@ class Player extends Page {
   }
 
   pick(drawable, event) {
-    const found = drawable && this.at(drawable, event);
+    const found = drawable && !this.moved && this.at(drawable, event);
     if (!found) return;
     if (found.row < 0) return this.jump(this.axis.begins[drawable.e][found.i]);
     const request = drawable.pick(found);
+    if (request === null && drawable.why?.(found)) return this.ask(drawable, found, event);
     this.setFollow(request === this.follow ? null : request);
+    if (event.pointerType === "touch") this.hover(drawable, event);
+  }
+
+  // Why is nobody in here? The answer stays in the caption, as long as the playhead is there.
+  ask(drawable, { row, i }, event) {
+    this.jump(this.axis.begins[drawable.e][i]);
+    this.asked = { e: drawable.e, row, i, said: `batch slot ${row} is idle: ${drawable.why({ row, i })}` };
+    this.request();
+    this.hover(drawable, event);
   }
 
   hover(drawable, event) {
@@ -194,6 +245,7 @@ function bindEngine(player, model) {
   model.on("change:running", show);
   model.on("change:paused", show);
   show();
+  if (model.get("running") && player.data.iteration === null) player.move(player.axis.last); // the present
 }
 
 // The text in a page's data: JSON, gzip, base64.

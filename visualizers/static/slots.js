@@ -20,17 +20,11 @@ const slotTimeline = {
   labels(g, pen) {
     if (pen.h < 11) return;
     for (const stay of pen.engine.stays) {
-      const start = pen.begin(stay.first), cell = pen.finish(stay.first) - start;
-      const shift = cell < 30 && stay.end > stay.first + 1 ? cell : 0; // past a prefill's hatching
-      const left = Math.max(start + shift, GUTTER), room = pen.finish(stay.end - 1) - left - 5;
-      if (room < 12 || left > pen.width) continue;
+      const left = Math.max(pen.begin(stay.first), GUTTER), right = Math.min(pen.finish(stay.end - 1), pen.width);
+      if (right < left + 2) continue;
       const future = stay.first > pen.now ? 2 * FUTURE : 1;
       g.globalAlpha = future * (dimmed(pen, stay.request) ? UNFOLLOWED : 1);
-      const text = fit(g, pen, pen.requests[stay.request], Math.min(room, pen.width - left));
-      const middle = pen.y(stay.row) + pen.h / 2 + 0.5;
-      g.strokeStyle = pen.hue(stay.request).pale; // a halo, so that hatching does not run through the letters
-      if (!shift) g.strokeText(text, left + 4, middle);
-      g.fillText(text, left + 4, middle);
+      nameStay(g, pen, stay, left, right);
     }
     g.globalAlpha = 1;
   },
@@ -41,8 +35,10 @@ const slotTimeline = {
     const at = ([r, , first, end]) => r === row && first <= i && i < end;
     const held = engine.held.find(at), lost = engine.preempted.find(at);
     if (held) return [`${player.label(held[1])}: in the batch, but no tokens of the budget were left`, where];
-    return [lost ? `idle; ${player.label(lost[1])} was preempted` : "idle", where];
+    return [lost ? `idle; ${player.label(lost[1])} was preempted` : "idle", where, whyIdle(player, engine, i)];
   },
+
+  why: (player, engine, row, i) => (engine.held.some(([r, , first, end]) => r === row && first <= i && i < end) ? null : whyIdle(player, engine, i)),
 
   pick: (engine, row, i) => engine.run(row, i)?.request ?? null,
 
@@ -54,13 +50,38 @@ const slotTimeline = {
   },
 };
 
+// Its name, and its prompt where there is room: inside on a plate, since hatching runs through letters; or else beside it, where
+// the batch slot is idle.
+function nameStay(g, pen, stay, left, right) {
+  const whole = pen.requests[stay.request], middle = pen.y(stay.row) + pen.h / 2 + 0.5;
+  const name = right - left < widthOf(g, pen, whole) + 5 ? whole.replace(/^req /, "") : whole, wide = widthOf(g, pen, name);
+  const idle = Math.min(stay.next < pen.engine.count ? pen.begin(stay.next) : pen.width, pen.width) - right;
+  const beside = right - left < wide + 5 && idle > wide + 8, room = right - left - (right - left < 30 ? 4 : 8);
+  if (beside) {
+    g.fillStyle = pen.theme.fg;
+    return g.fillText(name, right + 4, middle);
+  }
+  const text = fit(g, pen, name, room), prompt = pen.prompts[stay.request];
+  if (!text) return;
+  const told = prompt && text === name && room > wide + 46 ? fit(g, pen, prompt, room - wide - 12) : "";
+  const start = left + (room < wide + 4 ? 2 : 4), all = told ? wide + 8 + widthOf(g, pen, told) : widthOf(g, pen, text);
+  g.fillStyle = pen.hue(stay.request).pale;
+  g.fillRect(start - 1, middle - 7, all + 2, 13);
+  g.fillStyle = pen.theme.fg;
+  g.fillText(text, start, middle);
+  if (!told) return;
+  g.globalAlpha *= 0.75;
+  g.fillText(told, start + wide + 8, middle);
+}
+
 function runInWords(player, engine, run, i, where) {
   const start = run.at(i), emitted = run.emitted(i);
   const positions = run.size === 1 ? `position ${start}` : `positions ${start} to ${start + run.size - 1}`;
   const first = start + run.size - run.draft - engine.records[run.request][0];
   const text = engine.text(run.request, first, first + emitted.length);
+  const prompt = briefPrompt(player.prompts[run.request]);
   const lines = [
-    `${player.label(run.request)}: ${player.data.phases[run.phase]}`, where,
+    `${player.label(run.request)}: ${player.data.phases[run.phase]}`, ...(prompt ? [prompt] : []), where,
     `${plural(run.size, "token")}, ${positions}` + (run.draft ? `; ${plural(run.draft, "guess", "guesses")}, ${run.rejected(i)} wrong` : ""),
     emitted.length ? `emitted token${emitted.length > 1 ? "s" : ""} ${emitted.join(", ")}` + (text ? ` ${JSON.stringify(text)}` : "") : "emitted no token",
   ];

@@ -76,6 +76,8 @@ class TextStream {
   }
 }
 
+const briefPrompt = (text) => (text.length > 2 * PROMPT ? `${text.slice(0, 2 * PROMPT - 1)}…` : text);
+
 // Line breaks are shown, not obeyed.
 const plain = (text) => text.replace(/\n/g, "↵").replace(/<\|\w+\|>/g, " ");
 

@@ -11,10 +11,19 @@ function canvasOf(engine, view) {
   return canvas;
 }
 
+// To set a canvas's size empties it, also where it stays the same.
+function setSize(canvas, width, height, dpr) {
+  const [w, h] = [Math.round(width * dpr), Math.round(height * dpr)];
+  if (canvas.width !== w) canvas.width = w;
+  if (canvas.height !== h) canvas.height = h;
+  canvas.style.height = `${height}px`;
+}
+
 // A strip's view is an object with: name; top, px above its rows; rows(engine) and rowHeight(engine), in px;
 // paint(g, pen) for what does not move; labels(g, pen) for what stays in sight while the window moves;
 // gutter(g, pen, rows) for the names at the left; tip(player, engine, row, i) and pick(engine, row, i, y) for what is
-// under the pointer; legend(player); saysDone, whether it tells in words that the run is over. A pen knows where
+// under the pointer; why(player, engine, row, i), what an empty cell answers; legend(player); saysDone, whether it tells in words
+// that the run is over. A pen knows where
 // iteration i begins and finishes and where a row lies, in px; its first and end bound the iterations to paint.
 //
 // What does not move is painted once, on a tile about two windows wide, and copied for each frame: bright up to the
@@ -31,16 +40,14 @@ class Strip {
 
   resize(width, dpr) {
     this.width = width;
-    this.canvas.width = Math.round(width * dpr);
-    this.canvas.height = Math.round(this.height * dpr);
-    this.canvas.style.height = `${this.height}px`;
+    setSize(this.canvas, width, this.height, dpr);
   }
 
   pen(toX) {
     const { engine, e, h, top, width, widths, player } = this, { axis, theme, follow, data, scale } = player;
     const snap = (value) => Math.round(toX(value)); // whole pixels: crisp edges, no seams between neighbours
     return {
-      engine, e, h, width, widths, theme, follow, phases: data.phases, requests: player.labels, top,
+      engine, e, h, width, widths, theme, follow, phases: data.phases, requests: player.labels, prompts: player.prompts, top,
       y: (row) => top + row * h, hue: (request) => theme.hues[request % theme.hues.length],
       begin: (i) => snap(axis.begins[e][i]), finish: (i) => snap(axis.ends[e][i]), cell: scale * axis.unit,
     };
@@ -141,6 +148,10 @@ class Strip {
     return this.view.tip(this.player, this.engine, row, i, y);
   }
 
+  why({ row, i }) {
+    return this.view.why?.(this.player, this.engine, row, i);
+  }
+
   pick({ row, i, y }) {
     return this.view.pick(this.engine, row, i, y);
   }
@@ -178,9 +189,7 @@ class Panel {
   resize(width, dpr) {
     this.width = width;
     this.height = this.view.height(this.player, this.engine, width);
-    this.canvas.width = Math.round(width * dpr);
-    this.canvas.height = Math.round(this.height * dpr);
-    this.canvas.style.height = `${this.height}px`;
+    setSize(this.canvas, width, this.height, dpr);
     this.drawn = null;
   }
 

@@ -105,12 +105,14 @@ const swatch = (phase) => (g, theme) => {
   frame(g, theme.hues[0].edge);
 };
 
+function widthOf(g, pen, text) {
+  if (!pen.widths.has(text)) pen.widths.set(text, g.measureText(text).width);
+  return pen.widths.get(text);
+}
+
 // The text, or as much of it as has room.
 function fit(g, pen, text, room) {
-  const wide = (part) => {
-    if (!pen.widths.has(part)) pen.widths.set(part, g.measureText(part).width);
-    return pen.widths.get(part);
-  };
+  const wide = (part) => widthOf(g, pen, part);
   if (wide(text) <= room) return text;
   const short = text.replace(/^req /, "");
   const keep = Math.floor((short.length * room) / wide(short)) - 1;

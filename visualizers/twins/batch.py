@@ -43,7 +43,8 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     shares = [min(1, duration / slowest) for duration in engine["duration"]]
     bars = [box(n + 0.08, n + 0.92, -floor, -floor * (1 - 0.7 * share)) for n, share in enumerate(shares)]
     add_boxes(axes, bars, facecolors=DIM, linewidths=0)
-    axes.set_yticks([-0.65 * floor, 0, most], [_seconds(slowest), "0", counted(most, "row")])
+    took = "duration" if set(engine["duration"]) == {1} else _seconds(slowest)
+    axes.set_yticks([-0.65 * floor, 0, most], [took, "0", counted(most, "row")])
     for n, row in enumerate(rows):
         if sum(row) > 1.06 * most:
             number = str(sum(row))

@@ -1,15 +1,32 @@
 """Colours, hatching and boxes of all twins; the same as in static/style.js."""
 
+import re
 import warnings
 
+MARGIN, ROUND = 0.02, 0.1  # inches: around the card that a picture stands on, and of its corners
 WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and sharp on dense screens
-LEFT, SHARE = 0.085, 0.907  # of the width: where the cells begin, and how wide they are
+LEFT, SHARE = 0.088, 0.897  # of the width: where the cells begin, and how wide they are
 HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
 GRID, EDGE, DIM, INK, ACCENT = "#c3cad2", "#39424d", "#59636e", "#1b1f24", "#b3261e"
 PALE, MID, WASH, EDGED = 0.66, 0.4, 0.9, 0.3  # how far a hue is mixed with white, and with ink at an edge
 MOST_CELLS = 160  # iterations; beyond, a line between any two would be all that is seen
 LINES = 3  # most of them
 CHARACTER = 0.062  # inches that a character of a label takes, at most
+
+
+def card(figure):
+    """A white card with round corners below all else, since the page around a picture may be dark."""
+    from matplotlib.patches import FancyBboxPatch
+
+    width, height = figure.get_size_inches()
+    style = f"round,pad=0,rounding_size={ROUND}"
+    inside = FancyBboxPatch(
+        (MARGIN, MARGIN), width - 2 * MARGIN, height - 2 * MARGIN, boxstyle=style, facecolor="white", edgecolor=GRID,
+        linewidth=0.7, transform=figure.dpi_scale_trans, zorder=-1,
+    )  # fmt: skip
+    inside.set_in_layout(False)
+    figure.set_facecolor("none")
+    figure.add_artist(inside)
 
 
 def playhead(data: dict, engine: dict) -> int:
@@ -133,3 +150,18 @@ def halo(colour: str):
     from matplotlib.patheffects import withStroke
 
     return [withStroke(linewidth=2, foreground=colour)]
+
+
+def plate(colour: str) -> dict:
+    """What stands behind a label, since hatching runs through letters."""
+    return {"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"}
+
+
+def prompt_of(engine: dict, request: int) -> str:
+    """The text of its prompt in one line, without what no font has, or ""."""
+    text = re.sub(r"<\|\w+\|>", " ", engine["records"].get(request, [None])[-1] or "")
+    return printable(text).strip()
+
+
+def printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "↵" if char == "\n" else " " for char in text)

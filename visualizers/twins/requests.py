@@ -4,7 +4,7 @@ from visualizers.figures import Life, lives
 from visualizers.twins.common import ACCENT, DIM, INK, LEFT, WIDTH, add_runs, fit, phase_handles
 
 TIMED = True
-NAME = WIDTH * LEFT - 0.1  # inches of a name, left of the cells
+NAME = WIDTH * LEFT - 0.16  # inches of a name, left of the cells
 
 
 def height(engine: dict) -> float:

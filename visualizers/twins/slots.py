@@ -14,11 +14,12 @@ from visualizers.twins.common import (
     add_runs,
     box,
     edge,
-    halo,
     hue_of,
     lines_of,
     pale,
     phase_handles,
+    plate,
+    prompt_of,
 )  # fmt: skip
 
 TIMED = True
@@ -70,19 +71,28 @@ def _draw_stretches(axes, engine: dict, data: dict):
 
 
 def _draw_labels(axes, engine: dict, data: dict, longest: int):
-    """The request's name at the left of its stay in a row, where there is room for it."""
+    """The request's name, and its prompt where there is room: in its stay in a row, or beside that where the batch slot
+    is idle."""
     inches = WIDTH * SHARE / longest  # of one iteration
     by_row = sorted(engine["runs"], key=lambda run: (run[0], run[3]))
-    for (row, request), runs in groupby(by_row, key=lambda run: (run[0], run[1])):
-        runs = list(runs)
-        first, end = runs[0][3], runs[-1][3] + runs[-1][4]
-        shift = min(1, end - first - 1) if inches < 0.2 else 0  # past a prefill's hatching
-        text = data["requests"][request][1]
-        if len(text) * CHARACTER > (end - first - shift) * inches:
-            text = text.removeprefix("req ")
-        if len(text) * CHARACTER > (end - first - shift) * inches:
-            continue
+    stays = [list(runs) for _, runs in groupby(by_row, key=lambda run: (run[0], run[1]))]
+    for runs, after in zip(stays, [*stays[1:], []]):
+        row, request, first, end = runs[0][0], runs[0][1], runs[0][3], runs[-1][3] + runs[-1][4]
+        until = after[0][3] if after and after[0][0] == row else longest
+        name, prompt = data["requests"][request][1], prompt_of(engine, request)
+        if len(name) * CHARACTER > (end - first) * inches:
+            name = name.removeprefix("req ")
+        wide, room = len(name) * CHARACTER, (end - first) * inches - 0.04
+        is_inside, where = wide <= room, first
+        if not is_inside:
+            if wide + 0.06 > (until - end) * inches:
+                continue
+            where = end
+        told = int((room - wide - 0.15) / CHARACTER)
+        if prompt and is_inside and told > 5:
+            name += "  " + (prompt if len(prompt) <= told else prompt[: told - 1] + "…")
+        hue = pale(hue_of(data, request)) if is_inside else "#ffffff"
         axes.annotate(
-            text, (first + shift, row + 0.5), (2.5, -0.5), textcoords="offset points", va="center", fontsize=7,
-            color=INK, path_effects=halo(pale(hue_of(data, request))), parse_math=False,
+            name, (where, row + 0.5), (2.5, -0.5), textcoords="offset points", va="center", fontsize=7, color=INK,
+            bbox=plate(hue), parse_math=False,
         )  # fmt: skip

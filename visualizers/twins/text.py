@@ -1,10 +1,8 @@
 """The prompts, and the outputs as they stand at the playhead; what is in red begins with the first token that is not
 the expected one."""
 
-import re
-
 from visualizers.figures import Life, lives
-from visualizers.twins.common import ACCENT, DIM, INK, SHARE, WIDTH, fit, hue_of, playhead
+from visualizers.twins.common import ACCENT, DIM, INK, SHARE, WIDTH, fit, hue_of, playhead, printable, prompt_of
 
 TIMED = False
 MOST, LINE = 12, 0.19  # requests, inches
@@ -56,7 +54,7 @@ def _parts(engine: dict, data: dict, life: Life, here: int) -> tuple[str, str]:
     """Its text up to the first wrong token, and from there on; an end that came too early is wrong as well."""
     count = _count(life, here)
     wrong = engine["diverged"].get(life.request, [None])[0]
-    pieces = [_plain(data["texts"][n]) for n in engine["pieces"].get(life.request, [])[:count]]
+    pieces = [printable(data["texts"][n]) for n in engine["pieces"].get(life.request, [])[:count]]
     right, rest = "".join(pieces[:wrong]), "" if wrong is None else "".join(pieces[wrong:])
     if wrong == count == len(life.came):
         rest = " (more tokens expected)"
@@ -66,13 +64,8 @@ def _parts(engine: dict, data: dict, life: Life, here: int) -> tuple[str, str]:
 
 
 def _prompt(engine: dict, request: int) -> str:
-    text = _plain(re.sub(r"<\|\w+\|>", " ", engine["records"].get(request, [None])[-1] or "")).strip()
+    text = prompt_of(engine, request)
     return f"{text if len(text) <= PROMPT else text[: PROMPT - 1] + '…'} " if text else ""
-
-
-def _plain(text: str) -> str:
-    """On one line, and without what no font has."""
-    return "".join(char if char.isprintable() else "↵" if char == "\n" else " " for char in text)
 
 
 def legend(data: dict) -> list[tuple]:
