@@ -1,6 +1,7 @@
 """One request alone: a step over a K/V cache, a step that is played, a loop with a fault; for lesson 00."""
 
 from collections.abc import Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -93,7 +94,7 @@ class Watched:
 
 
 def broken_serve(model, prompts, max_tokens):
-    """Answers the prompts one after the other, all in the same K/V slots: a list of tokens each."""
+    """A list of tokens for each prompt; all requests use the same K/V slots in turn."""
     config, answers = model.config, []
     shape = config.num_hidden_layers, 128, config.num_key_value_heads, config.head_dim
     keys, values = torch.zeros(shape), torch.zeros(shape)
@@ -117,6 +118,17 @@ def broken_serve(model, prompts, max_tokens):
             new, first = outputs[-1:], len(prompt) + len(outputs)
         answers.append(outputs)
     return answers
+
+
+@contextmanager
+def one_thread():
+    """So small a model is slower with two, and much slower where another program has the second core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @cache

@@ -9,7 +9,18 @@ from tinyengine.attention import one_request
 from tinyengine.course.checks import ends, far, plain
 from tinyengine.course.exercise import exercise
 from tinyengine.course.phase_pictures import answers, draw_attend, draw_loop, draw_ridge, draw_rows
-from tinyengine.course.phases import GPUS, ByHand, Script, Step, Watched, broken_serve, encoded, tensors, tiny
+from tinyengine.course.phases import (
+    GPUS,
+    ByHand,
+    Script,
+    Step,
+    Watched,
+    broken_serve,
+    encoded,
+    one_thread,
+    tensors,
+    tiny,
+)
 
 __all__ = ["GPUS", "MODELS", "Step", "answers", "broken_serve", "check_0_1", "check_0_2", "check_0_3", "check_0_4",
            "check_0_5", "draw_attend", "draw_loop", "draw_ridge", "draw_rows", "encoded", "tiny"]  # fmt: skip
@@ -30,7 +41,8 @@ MODELS = {  # the fields of each model's config.json that matter here
 
 def kv_bytes(config, n_tokens):
     """Bytes of the K/V of n_tokens tokens."""
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    quotient = config["hidden_size"] // config["num_attention_heads"]
+    head_dim = config.get("head_dim") or quotient
     numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
     return n_tokens * numbers * getattr(torch, config["dtype"]).itemsize
 
@@ -49,7 +61,7 @@ BYTES_MISTAKES = [
      ('config["num_key_value_heads"] * ', "")),
     ("16 bits", "you take 2 bytes for every dtype: look at config['dtype']",
      ('getattr(torch, config["dtype"]).itemsize', "2")),
-    ("numbers", "you count numbers, but how many bytes has each?", (' * getattr(torch, config["dtype"]).itemsize', "")),
+    ("numbers", "you count numbers where bytes are asked for", (' * getattr(torch, config["dtype"]).itemsize', "")),
     ("bits", "you give bits: a byte has eight of them", (".itemsize", ".itemsize * 8")),
     ("one token", "you give the bytes of one token: there are n_tokens of them", ("n_tokens * numbers", "numbers")),
 ]  # fmt: skip
@@ -83,11 +95,11 @@ def check_0_1(c, answer):
 
 
 def attend(q, keys, values):
-    """Causal attention of a request's newest n tokens over all its keys: [n, heads, d]."""
+    """Causal attention of the newest n tokens of a request over all its keys."""
     n, length, group = len(q), len(keys), q.shape[1] // keys.shape[1]
     keys = keys.repeat_interleave(group, dim=1)  # [length, heads, d]
     values = values.repeat_interleave(group, dim=1)
-    scores = torch.einsum("nhd,lhd->hnl", q, keys) / q.shape[2] ** 0.5  # [heads, n, length]
+    scores = torch.einsum("nhd,lhd->hnl", q, keys) / q.shape[2] ** 0.5
     sees = torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
     weights = scores.masked_fill(~sees, float("-inf")).softmax(dim=2)
     return torch.einsum("hnl,lhd->nhd", weights, values)
@@ -120,7 +132,7 @@ SHAPES = [(4, 4, 1, 1, 8), (1, 1, 1, 1, 4), (1, 5, 2, 2, 8), (2, 6, 2, 2, 4), (5
 
 
 def attended(answer, case):
-    with ByHand():
+    with ByHand(), one_thread():
         return ends(answer, *tensors(case))
 
 
@@ -154,7 +166,8 @@ def off(run):
 def real_tokens(loop, attention, question="Count from 7 to 12."):
     """The tokens that a loop and an attention give with the real model."""
     model = tiny()
-    return ends(loop, Step(model, attention), encoded(question), 24, model.eos_token_ids, ())
+    with one_thread():
+        return ends(loop, Step(model, attention), encoded(question), 24, model.eos_token_ids, ())
 
 
 @exercise("0.2", points=6, solution=attend, mistakes=ATTEND_MISTAKES, part=True)
@@ -261,8 +274,8 @@ def check_0_3(c, answer):
 
 def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):
     """The fewest rows whose computing takes as long as their reading, or math.inf."""
-    reading = weights * bytes_per_weight / bandwidth  # seconds to read every weight, once for all rows
-    gain = 2 * weights / flops - kv_bytes / bandwidth  # seconds of computing, less those of reading, a row
+    reading = weights * bytes_per_weight / bandwidth  # seconds, once for all rows
+    gain = 2 * weights / flops - kv_bytes / bandwidth  # seconds per row
     return math.ceil(reading / gain) if gain > 0 else math.inf
 
 
@@ -328,7 +341,7 @@ def check_0_4(c, answer):
 
 
 def serve(model, prompts, max_tokens):
-    """Answers the prompts one after the other, all in the same K/V slots: a list of tokens each."""
+    """A list of tokens for each prompt; all requests use the same K/V slots in turn."""
     config, answers = model.config, []
     shape = config.num_hidden_layers, 128, config.num_key_value_heads, config.head_dim
     keys, values = torch.zeros(shape), torch.zeros(shape)
@@ -383,7 +396,8 @@ def served(answer, case):
     """(the tokens of each question, the positions that were computed, in order)"""
     questions, max_tokens = case
     model = Watched(tiny())
-    answers = ends(answer, model, [encoded(question) for question in questions], max_tokens)
+    with one_thread():
+        answers = ends(answer, model, [encoded(question) for question in questions], max_tokens)
     return None if answers is None else (answers, [position for step in model.steps for position in step])
 
 
