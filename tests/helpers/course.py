@@ -147,13 +147,14 @@ class Audit:
             metafunc.parametrize(name, names[name])
 
     @pytest.fixture(scope="class")
-    def rows(self, tmp_path_factory):
+    @classmethod
+    def rows(cls, tmp_path_factory):
         """One run of the grader: what it gives for each answer, by its name."""
-        answers = {name: check.source(mistake) for name, (check, mistake) in self.mistakes().items()}
-        answers |= {name: dedent(source).strip() for name, source in self.right.items()}
-        answers |= {name: dedent(source).strip() for name, (source, _, _) in self.odd.items()}
+        answers = {name: check.source(mistake) for name, (check, mistake) in cls.mistakes().items()}
+        answers |= {name: dedent(source).strip() for name, source in cls.right.items()}
+        answers |= {name: dedent(source).strip() for name, (source, _, _) in cls.odd.items()}
         pairs = [(name.split()[0], source) for name, source in answers.items()]
-        return dict(zip(answers, graded(tmp_path_factory.mktemp(self.stem), self.stem, pairs)))
+        return dict(zip(answers, graded(tmp_path_factory.mktemp(cls.stem), cls.stem, pairs)))
 
     def of(self, name: str):
         return next(check for check in self.checks if check.exercise_id == name.split()[0])
