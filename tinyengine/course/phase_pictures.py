@@ -6,6 +6,7 @@ import torch
 
 from tinyengine.course.checks import ends, plain
 from tinyengine.course.phases import GPUS, Script, Watched, encoded, tensors, tiny
+from visualizers.twins.common import card
 
 COMPUTED, KEPT, NOTHING = "#0072B2", "#cfe3f2", "#ffffff"
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
@@ -17,7 +18,7 @@ def draw_rows(**runs: Sequence[Sequence[int]]) -> None:
     import matplotlib.pyplot as plt
 
     size = (1.2 + 3.6 * len(runs), 3.0)
-    _, panels = plt.subplots(1, len(runs), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, len(runs), figsize=size, squeeze=False, sharey=True, layout="constrained")
     height = 1 + max(position for steps in runs.values() for step in steps for position in step)
     for axes, (name, steps) in zip(panels[0], runs.items()):
         kept = set()
@@ -35,7 +36,8 @@ def draw_rows(**runs: Sequence[Sequence[int]]) -> None:
     panels[0][0].set_ylabel("position of the token")
     labels = {"computed in this step": COMPUTED, "K/V of an earlier step": KEPT}
     handles = [plt.Rectangle((0, 0), 1, 1, facecolor=colour) for colour in labels.values()]
-    panels[0][-1].figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    card(figure)
     plt.show()
 
 
@@ -61,13 +63,14 @@ def draw_attend(attend: Callable) -> None:
 
     q, keys, _ = tensors((3, 6, 1, 1, 6))
     weights = plain(attend(q, keys, torch.eye(6, dtype=torch.float64)[:, None])[:, 0])
-    _, axes = plt.subplots(figsize=(5.4, 2.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.4, 2.2), layout="constrained")
     axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
     for query, row in enumerate(weights):
         for key, weight in enumerate(row):
             axes.text(key, query, f"{weight:.2f}", ha="center", va="center", color="white" if weight > 0.5 else "black")
     axes.set(xlabel="key of token", title="how much each query weighs each value")
     axes.set_yticks(range(3), [f"query of token {token}" for token in (3, 4, 5)])
+    card(figure)
     plt.show()
 
 
@@ -83,7 +86,7 @@ def draw_ridge(
     import matplotlib.pyplot as plt
 
     (bandwidth, flops), rows = GPUS[gpu], range(1, 513)
-    _, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
     axes.plot(rows, [2e3 * weights * n / flops for n in rows], color="black", label="computing")
     for context, colour in zip(contexts, COLOURS):
         reading = [1e3 * (2 * weights + n * context * kv_per_token) / bandwidth for n in rows]
@@ -94,4 +97,5 @@ def draw_ridge(
     axes.set(xlabel="rows", ylabel="ms", xlim=(0, 512), ylim=(0, 60))
     axes.set_title(f"{gpu}, {weights / 1e9:g} billion weights in bf16", fontsize=10)
     axes.legend(fontsize=8, frameon=False)
+    card(figure)
     plt.show()
