@@ -62,6 +62,8 @@ ANSWERS = {  # what the learner wrote into the answer cell of 2.n
     22: RIGHT + "\nhelper_of_the_learner(1)",
     23: "def double_{n}(x):\n    return double_5(x)",
     24: RIGHT,
+    25: "def double_{n}(x):\n    return sum(iter(int, 1))",  # one operation of C, which no interrupt ends
+    26: "import time\ndef double_{n}(x):\n    time.sleep(1000)",
 }
 STATUS = {
     1: "passed",
@@ -88,6 +90,8 @@ STATUS = {
     22: "passed",
     23: "error",
     24: "passed",
+    25: "timeout",
+    26: "timeout",
 }
 
 

@@ -7,6 +7,9 @@ import pytest
 from tinyengine import Engine
 from tinyengine.attention import one_request
 from tinyengine.course import mine
+from tinyengine.course.grader import graded_copy, manifest, part_source
+from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
+from tinyengine.course.notebooks import read
 from tinyengine.metrics import measure
 from tinyengine.workload import Item, Workload, workload
 
@@ -138,9 +141,28 @@ def of_the_package(tiny, work):
     return {stage: serve(Engine(tiny, stage, max_num_seqs=3, num_slots=320, fast=False), work) for stage in OF}
 
 
+@pytest.fixture(scope="module")
+def solved():
+    """The parts as the solutions of the course have them, kept as a grade keeps them."""
+    found = {}
+    for stem, entry in manifest(ROOT).items():
+        graded, _ = graded_copy(read(ROOT / "solutions" / f"{stem}.ipynb"), entry)
+        found |= {one["part"]: part_source(one, graded) for one in entry["exercises"] if "part" in one}
+    return found
+
+
+def test_every_part_of_the_course_has_a_place_in_a_stage(solved):
+    assert {name for names in OF.values() for name in names} == set(solved) == set(PARTS)
+    assert {stage: set(names) for stage, (_, names) in mine.STAGE_PARTS.items()} == {
+        stage: set(names) for stage, names in OF.items()
+    }
+
+
 @pytest.mark.parametrize("stage, names", CASES, ids=lambda value: value if isinstance(value, str) else "+".join(value))
-def test_right_parts_give_the_tokens_and_the_batches_of_the_package(kept, tiny, work, of_the_package, stage, names):
-    kept(*names)
+def test_right_parts_give_the_tokens_and_the_batches_of_the_package(
+    kept, solved, tiny, work, of_the_package, stage, names
+):
+    kept(**{name: solved[name] for name in names})
     engine = mine.engine(tiny, stage, max_num_seqs=3, num_slots=320)
     assert set(engine.parts) == set(names)
     outputs, trace = serve(engine, work)
