@@ -28,7 +28,7 @@ WORKLOAD = {
     "prompt": Control("prompt tokens", "tokens of a prompt, in the middle", 8, 1, 120),
     "output": Control("output tokens", "tokens of an output, in the middle", 14, 1, 80),
     "spread": Control("spread, %", "how far the lengths lie from their middle: 0 is all the same", 70, 0, 100, 5),
-    "every": Control("arrivals, one in", "iterations between two arrivals; 0: all are there from the start", 0, 0, 20),
+    "every": Control("arrival gap", "iterations between two arrivals; 0: all are there from the start", 0, 0, 20),
     "order": Control(
         "order", "who stands first in the queue", 0,
         choices=(("as they come", 0), ("short outputs first", 1), ("long outputs first", 2)),
@@ -196,14 +196,17 @@ def code(stages: list[str], settings: dict[str, int], seed: int, views: tuple[st
     words = "(prompt, output, arrival)" if len(requests[0]) == 3 else "(prompt, output)"
     for start in range(0, len(requests), 6):
         lines.append("    " + " ".join(f"{size}," for size in requests[start : start + 6]))
+    given = [options(stage, settings) for stage in stages]
+    common = {name: value for name, value in given[0].items() if all(one.get(name) == value for one in given)}
     runs = []
-    for stage in stages:
-        given = "".join(f", {name}={value!r}" for name, value in options(stage, settings).items())
-        runs.append(f'    {name_of(stage, settings)}=dry_run("{stage}", work{given}),')
+    for stage, theirs in zip(stages, given):
+        own = "".join(f", {name}={value!r}" for name, value in theirs.items() if name not in common)
+        runs.append(f'    {name_of(stage, settings)}=dry_run("{stage}", work, **sizes{own}),')
     return "\n".join(
         [
             "from visualizers import compare, dry_run", "",
             f"work = [  # {words} of each request, in tokens", *lines, "]",
-            "compare(", *runs, f"    views={views!r},", ")",
+            f"sizes = dict({', '.join(f'{name}={value!r}' for name, value in common.items())})",
+            "compare(", *runs, f"    views={list(views)},".replace("'", '"'), ")",
         ]
     )  # fmt: skip

@@ -44,7 +44,8 @@ class Playground:
         if "_widget" not in self.__dict__:
             self._drawn = PlayerWidget(data=self._data())
             self._error, self._scores, self._copy = HTML(), HTML(), CopyCode()
-            self._widget = VBox([*self._controls(), self._error, self._drawn, self._scores, self._copy])
+            self._result = VBox([self._drawn, self._scores, self._copy])
+            self._widget = VBox([*self._controls(), self._error, self._result])
             self._widget.add_class("te-playground")
             self.run()
         return self._widget
@@ -58,8 +59,7 @@ class Playground:
             self.traces = presets.traces(self.stages, self.settings, self.seed)
         except ValueError as error:
             said = str(error)
-        for part in (self._drawn, self._scores, self._copy):
-            (part.add_class if said else part.remove_class)("te-stale")
+        (self._result.add_class if said else self._result.remove_class)("te-stale")
         self._error.value = f'<div class="te-error" role="alert">{escape(said)}</div>' if said else ""
         if said:
             return

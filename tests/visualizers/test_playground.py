@@ -90,7 +90,7 @@ def test_the_code_makes_the_same_run(name, settings):
     exec(f"{lines[0]}\nplayer = compare({last}\n", names)
     assert isinstance(names["player"], Player) and names["player"].data["views"] == list(play.preset.views)
     assert names["player"].data["engines"] == play.player.data["engines"]
-    assert len(play.code().splitlines()) < 22
+    assert len(play.code().splitlines()) < 22 and max(map(len, play.code().splitlines())) <= 130
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -157,10 +157,10 @@ def test_an_error_is_a_sentence_and_leaves_the_last_run():
     knobs = controls(play)
     scores = play._scores.value
     knobs["K/V slots"].value = 16
-    assert "can come to need" in play._error.value and "te-stale" in play._drawn._dom_classes
+    assert "can come to need" in play._error.value and "te-stale" in play._result._dom_classes
     assert play._scores.value == scores
     knobs["K/V slots"].value = 320
-    assert play._error.value == "" and "te-stale" not in play._drawn._dom_classes
+    assert play._error.value == "" and "te-stale" not in play._result._dom_classes
     for stage in ("static", "orca"):
         knobs[stage].value = False
     assert "no engine is switched on: choose one" in play._error.value

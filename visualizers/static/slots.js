@@ -22,8 +22,6 @@ const slotTimeline = {
     for (const stay of pen.engine.stays) {
       const left = Math.max(pen.begin(stay.first), GUTTER), right = Math.min(pen.finish(stay.end - 1), pen.width);
       if (right < left + 2) continue;
-      const future = stay.first > pen.now ? 2 * FUTURE : 1;
-      g.globalAlpha = future * (dimmed(pen, stay.request) ? UNFOLLOWED : 1);
       nameStay(g, pen, stay, left, right);
     }
     g.globalAlpha = 1;
@@ -57,21 +55,32 @@ function nameStay(g, pen, stay, left, right) {
   const name = right - left < widthOf(g, pen, whole) + 5 ? whole.replace(/^req /, "") : whole, wide = widthOf(g, pen, name);
   const idle = Math.min(stay.next < pen.engine.count ? pen.begin(stay.next) : pen.width, pen.width) - right;
   const beside = right - left < wide + 5 && idle > wide + 8, room = right - left - (right - left < 30 ? 4 : 8);
+  const begun = dimmed(pen, stay.request) ? UNFOLLOWED : 1, future = 2 * FUTURE * begun;
+  g.globalAlpha = stay.first > pen.now ? future : begun;
   if (beside) {
     g.fillStyle = pen.theme.fg;
     return g.fillText(name, right + 4, middle);
   }
-  const text = fit(g, pen, name, room), prompt = pen.prompts[stay.request];
-  if (!text) return;
+  const text = fit(g, pen, name, room), prompt = pen.prompts[stay.request], start = left + (room < wide + 4 ? 2 : 4);
+  const write = (text, x) => {
+    g.fillStyle = pen.hue(stay.request).pale;
+    g.fillRect(x - 1, middle - 7, widthOf(g, pen, text) + 2, 13);
+    g.fillStyle = pen.theme.fg;
+    g.fillText(text, x, middle);
+  };
+  if (text) write(text, start);
   const told = prompt && text === name && room > wide + 46 ? fit(g, pen, prompt, room - wide - 12) : "";
-  const start = left + (room < wide + 4 ? 2 : 4), all = told ? wide + 8 + widthOf(g, pen, told) : widthOf(g, pen, text);
-  g.fillStyle = pen.hue(stay.request).pale;
-  g.fillRect(start - 1, middle - 7, all + 2, 13);
-  g.fillStyle = pen.theme.fg;
-  g.fillText(text, start, middle);
   if (!told) return;
-  g.globalAlpha *= 0.75;
-  g.fillText(told, start + wide + 8, middle);
+  const cut = pen.now < 0 ? 0 : pen.finish(pen.now); // what the playhead has not reached is as faint as the rest
+  for (const [from, to, alpha] of [[0, cut, begun], [cut, pen.width, future]]) {
+    g.save();
+    g.beginPath();
+    g.rect(from, pen.y(stay.row), to - from, pen.h);
+    g.clip();
+    g.globalAlpha = 0.75 * alpha;
+    write(told, start + wide + 8);
+    g.restore();
+  }
 }
 
 function runInWords(player, engine, run, i, where) {

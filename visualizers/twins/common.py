@@ -154,7 +154,7 @@ def halo(colour: str):
 
 def plate(colour: str) -> dict:
     """What stands behind a label, since hatching runs through letters."""
-    return {"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "none"}
+    return {"boxstyle": "square,pad=0.04", "facecolor": colour, "edgecolor": "none"}
 
 
 def prompt_of(engine: dict, request: int) -> str:
