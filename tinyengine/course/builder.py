@@ -40,7 +40,7 @@ END = re.compile(r"^\s*### END SOLUTION\b")
 MARKER = re.compile(r"### (BEGIN|END) SOLUTION")
 IMPORT = re.compile(r"^from tinyengine\.course(\.checks)? import .*\bcheck\b", re.MULTILINE)
 REFEREE = re.compile(r"^from tinyengine\.course\.referees import (\w+)\n+\1\.(check_\w+)\(\w+\)\s*\Z")
-DEFAULT_TIMEOUT = 8  # seconds that an answer or a check may compute while it is graded
+LONGEST = 8  # seconds that an answer or a check may compute while it is graded, unless its metadata says fewer
 
 
 def build(root: Path) -> list[Path]:
@@ -306,7 +306,7 @@ def read_check(cell, stem: str) -> dict:
         **exercise,
         "title": meta.get("title", ""),
         "minutes": meta.get("minutes"),
-        "timeout": meta.get("timeout", DEFAULT_TIMEOUT),
+        "timeout": min(meta.get("timeout", LONGEST), LONGEST),
     }
 
 
