@@ -1,44 +1,64 @@
 """Pictures for lesson 00: what each step of a request computes, what a query looks at, where the ridge is."""
 
+import io
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from tinyengine.course.checks import ends, plain
+from tinyengine.course.display import publish
 from tinyengine.course.phases import GPUS, Script, Watched, encoded, tensors, tiny
-from visualizers.twins.common import card
+from visualizers.twins.common import DPI, card
 
 COMPUTED, KEPT, NOTHING = "#0072B2", "#cfe3f2", "#ffffff"
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
 
+def blank(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.06)
+    return figure
+
+
+def put(figure: Figure, words: str) -> None:
+    """Shows a figure on a white card; in a terminal its words."""
+    card(figure)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    publish(words, **{"image/png": b64encode(out.getvalue()).decode()})
+
+
 def draw_rows(**runs: Sequence[Sequence[int]]) -> None:
     """A panel for each run: which positions each step computes (dark), and which have K/V from an earlier one (pale).
     runs: by name, for each step its positions."""
-    import matplotlib.pyplot as plt
-
-    size = (1.2 + 3.6 * len(runs), 3.0)
-    figure, panels = plt.subplots(1, len(runs), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    figure = blank(1.4 + 2.5 * len(runs), 2.7)
+    panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     height = 1 + max(position for steps in runs.values() for step in steps for position in step)
-    for axes, (name, steps) in zip(panels[0], runs.items()):
-        kept = set()
+    for axes, (name, steps) in zip(panels, runs.items()):
+        kept: set[int] = set()
         for number, step in enumerate(steps, 1):
             for position in range(height):
                 colour = COMPUTED if position in step else KEPT if position in kept else NOTHING
-                axes.add_patch(plt.Rectangle((number - 0.5, position - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
+                axes.add_patch(Rectangle((number - 0.5, position - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
             kept |= set(step)
-        rows = sum(map(len, steps))
         axes.set(xlim=(0.5, len(steps) + 0.5), ylim=(height - 0.5, -0.5), xlabel="step")
-        axes.set_title(f"{name.replace('_', ' ')}: {rows} rows", fontsize=10)
+        axes.set_title(title(name, steps), fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.yaxis.get_major_locator().set_params(integer=True)
-    panels[0][0].set_ylabel("position of the token")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True)
+        axes.tick_params(labelsize=8)
+    panels[0].set_ylabel("position of the token")
     labels = {"computed in this step": COMPUTED, "K/V of an earlier step": KEPT}
-    handles = [plt.Rectangle((0, 0), 1, 1, facecolor=colour) for colour in labels.values()]
+    handles = [Rectangle((0, 0), 1, 1, facecolor=colour) for colour in labels.values()]
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    card(figure)
-    plt.show()
+    put(figure, "; ".join(title(name, steps) for name, steps in runs.items()))
+
+
+def title(name: str, steps: Sequence[Sequence[int]]) -> str:
+    return f"{name.replace('_', ' ')}: {sum(map(len, steps))} rows"
 
 
 def draw_loop(loop: Callable) -> None:
@@ -59,19 +79,20 @@ def answers(loop: Callable, *questions: str) -> None:
 
 def draw_attend(attend: Callable) -> None:
     """The weights with which 3 new of 6 tokens look at all of them: the output where the values are unit vectors."""
-    import matplotlib.pyplot as plt
-
     q, keys, _ = tensors((3, 6, 1, 1, 6))
     weights = plain(attend(q, keys, torch.eye(6, dtype=torch.float64)[:, None])[:, 0])
-    figure, axes = plt.subplots(figsize=(5.4, 2.2), layout="constrained")
+    figure = blank(5.0, 2.2)
+    axes = figure.subplots()
     axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
     for query, row in enumerate(weights):
         for key, weight in enumerate(row):
-            axes.text(key, query, f"{weight:.2f}", ha="center", va="center", color="white" if weight > 0.5 else "black")
-    axes.set(xlabel="key of token", title="how much each query weighs each value")
+            colour = "white" if weight > 0.5 else "black"
+            axes.text(key, query, f"{weight:.2f}", ha="center", va="center", fontsize=8, color=colour)
+    axes.set(xlabel="value of token")
+    axes.set_title("how much each query weighs each value", fontsize=9)
     axes.set_yticks(range(3), [f"query of token {token}" for token in (3, 4, 5)])
-    card(figure)
-    plt.show()
+    axes.tick_params(labelsize=8)
+    put(figure, str([[round(weight, 2) for weight in row] for row in weights]))
 
 
 def draw_ridge(
@@ -83,19 +104,18 @@ def draw_ridge(
 ) -> None:
     """Milliseconds of computing and of reading by rows, for a model in bf16 whose rows each read K/V of so many tokens;
     a dotted line where the answer sees the ridge."""
-    import matplotlib.pyplot as plt
-
     (bandwidth, flops), rows = GPUS[gpu], range(1, 513)
-    figure, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+    figure = blank(7.2, 3.0)
+    axes, places = figure.subplots(), []
     axes.plot(rows, [2e3 * weights * n / flops for n in rows], color="black", label="computing")
     for context, colour in zip(contexts, COLOURS):
         reading = [1e3 * (2 * weights + n * context * kv_per_token) / bandwidth for n in rows]
-        axes.plot(rows, reading, color=colour, label=f"reading, {context:,} tokens of K/V per row")
-        place = ridge(weights, 2, context * kv_per_token, bandwidth, flops)
-        if place <= rows[-1]:
-            axes.axvline(place, color=colour, linestyle=":", label=f"your ridge: {place:g} rows")
+        axes.plot(rows, reading, color=colour, label=f"reading, {context:,} tokens of K/V a row")
+        places.append(ridge(weights, 2, context * kv_per_token, bandwidth, flops))
+        if places[-1] <= rows[-1]:
+            axes.axvline(places[-1], color=colour, linestyle=":", label=f"your ridge: {places[-1]:g} rows")
     axes.set(xlabel="rows", ylabel="ms", xlim=(0, 512), ylim=(0, 60))
-    axes.set_title(f"{gpu}, {weights / 1e9:g} billion weights in bf16", fontsize=10)
-    axes.legend(fontsize=8, frameon=False)
-    card(figure)
-    plt.show()
+    axes.set_title(f"{gpu}, {weights / 1e9:g} billion weights in bf16", fontsize=9)
+    axes.tick_params(labelsize=8)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    put(figure, f"your ridges, by tokens of K/V a row: {dict(zip(contexts, places))}")
