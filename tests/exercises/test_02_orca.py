@@ -241,7 +241,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
         0,
         "you call the package's own _admit: write yours",
     ),
-    "2.2 the package's own class": ("class MyOrca(Orca):\n    pass", 0, "Orca"),
+    "2.2 the package's own class": ("class MyOrca(Orca):\n    pass", 0, "you call the package's own _admit"),
     "2.2 no Scheduler": (
         "class MyOrca:\n    pass",
         0,
