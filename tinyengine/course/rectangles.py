@@ -1,0 +1,129 @@
+"""Requests side by side in a rectangle, and in a queue: what lesson 01 and its exercises run and draw."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tinyengine.course.checks import ends
+from tinyengine.course.phases import encoded, tiny
+from tinyengine.course.plugged import plugged
+from tinyengine.course.toy import toy_trace
+from tinyengine.trace import Trace
+from tinyengine.workload import workload
+
+TOKEN, PADDING, SEEN, INK = "#56B4E9", "#eceff1", "#0072B2", "#1b1f24"
+HEAD = 4  # size of a head of `attended`
+
+
+def engine(**parts):
+    """The real engine, stage static, with these parts of the learner's: rectangle, MyStatic."""
+    return plugged(tiny(), "static", parts, max_num_seqs=3, num_slots=320)
+
+
+def served(**parts) -> list[list[int]]:
+    """The tokens of the course's eight requests, with these parts."""
+    return [output.token_ids for output in workload("course").replay(engine(**parts))]
+
+
+def real_of(lines: Sequence[str]) -> torch.Tensor:
+    """["xx.", "xxx"] as a tensor: True where a column holds a token."""
+    return torch.tensor([[mark == "x" for mark in line] for line in lines])
+
+
+def attended(sees: torch.Tensor, real: torch.Tensor, n: int) -> torch.Tensor:
+    """Attention of the newest n columns under a mask [B, n, K]: [B, n, d]. Keys and values of padding are large."""
+    draw = torch.Generator().manual_seed(real.numel() + n)
+    q, keys, values = torch.randn(3, *real.shape, HEAD, generator=draw, dtype=torch.float64)
+    keys, values = (torch.where(real[..., None], x, 50 * x) for x in (keys, values))
+    scores = q[:, real.shape[1] - n :] @ keys.transpose(1, 2)  # [B, n, K]
+    return scores.masked_fill(~sees, float("-inf")).softmax(-1) @ values
+
+
+@torch.inference_mode()
+def first_words(mask: Callable, *questions: str) -> None:
+    """The first word of each answer: all prompts in one pass of the real model, padded on the left, under this mask."""
+    prompts = [encoded(question) for question in questions]
+    width = max(map(len, prompts))
+    real = real_of(["." * (width - len(prompt)) + "x" * len(prompt) for prompt in prompts])
+    tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    positions = (real.cumsum(1) - 1).clamp(min=0)
+    sees = ends(mask, real, width)
+
+    def attend(layer, q, k, v):
+        q, k, v = (x.view(*tokens.shape, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees[:, None], enable_gqa=True)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    hidden = tiny()(tokens.flatten(), positions.flatten(), attend).view(*tokens.shape, -1)
+    for question, token in zip(questions, tiny().logits(hidden[:, -1]).argmax(-1).tolist()):
+        print(f"{question} -> {tiny().tokenizer.decode([token])}")
+
+
+def waiting_times(outputs: Sequence[int], width: int, order: Sequence[int] | None = None) -> list[int]:
+    """For each request the iteration of its first token, where static batching serves the queue in this order."""
+    first = {}
+    for iteration, batch in enumerate(batches(outputs, width, order), 1):
+        for number in batch:
+            first.setdefault(number, iteration)
+    return [first[number] for number in range(len(outputs))]
+
+
+def batches(outputs: Sequence[int], width: int, order: Sequence[int] | None = None) -> list[list[int]]:
+    """For each iteration of static batching the requests that run."""
+    queue, history = list(range(len(outputs)) if order is None else order), []
+    while queue:
+        batch, queue = queue[:width], queue[width:]
+        for done in range(max(outputs[number] for number in batch)):
+            history.append([number for number in batch if outputs[number] > done])
+    return history
+
+
+def queue_trace(outputs: Sequence[int], width: int, order: Sequence[int] | None = None) -> Trace:
+    """Static batching of a queue, to be drawn: request 0 is r0, in whatever order they are served."""
+    return toy_trace([[f"r{number}" for number in batch] for batch in batches(outputs, width, order)], slots=width)
+
+
+def draw_rectangle(rectangle: Callable, chunks: Sequence[tuple[list[int], int]]) -> None:
+    """The cells of a rectangle: the token, below it its position; padding is pale, each last token has a frame."""
+    import matplotlib.pyplot as plt
+
+    tokens, positions, real, last = ends(rectangle, chunks)
+    height, width = tokens.shape
+    _, axes = plt.subplots(figsize=(1 + 0.9 * width, 0.7 + 0.6 * height), layout="constrained")
+    for line in range(height):
+        for column in range(width):
+            colour = TOKEN if real[line, column] else PADDING
+            axes.add_patch(plt.Rectangle((column, line), 1, 1, facecolor=colour, edgecolor="white", linewidth=2))
+            label = f"{tokens[line, column]}\nposition {positions[line, column]}"
+            axes.text(column + 0.5, line + 0.5, label, ha="center", va="center", fontsize=8, color=INK)
+        place = (int(last[line]) + 0.04, line + 0.04)
+        axes.add_patch(plt.Rectangle(place, 0.92, 0.92, fill=False, edgecolor="#D55E00", linewidth=2))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.set_xticks([column + 0.5 for column in range(width)], [f"column {column}" for column in range(width)])
+    axes.set_yticks([line + 0.5 for line in range(height)], [f"request {line}" for line in range(height)])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    plt.show()
+
+
+def draw_mask(mask: Callable, lines: Sequence[str], n: int) -> None:
+    """For each request its mask: a line for each new column, dark where it sees a key; pale columns are padding."""
+    import matplotlib.pyplot as plt
+
+    real = real_of(lines)
+    sees = ends(mask, real.clone(), n)
+    width = real.shape[1]
+    size = (1.2 + 0.34 * width * len(lines), 1.2 + 0.3 * n)
+    _, panels = plt.subplots(1, len(lines), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for request, axes in enumerate(panels[0]):
+        for line in range(n):
+            for column in range(width):
+                pale = PADDING if not real[request, column] else "white"
+                colour = SEEN if sees[request, line, column] else pale
+                axes.add_patch(plt.Rectangle((column, line), 1, 1, facecolor=colour, edgecolor="#b0b8bf"))
+        axes.set(xlim=(0, width), ylim=(n, 0), xlabel="key")
+        axes.set_xticks([column + 0.5 for column in range(width)], lines[request])
+        axes.set_yticks([line + 0.5 for line in range(n)], [f"column {width - n + line}" for line in range(n)])
+        axes.set_title(f"request {request}", fontsize=10)
+        axes.tick_params(length=0)
+    plt.show()

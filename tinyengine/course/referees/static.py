@@ -1,0 +1,491 @@
+"""The referee of exercises 01: a rectangle, a mask over its padding, a static scheduler under watch, who waits how
+long, and an order of the queue."""
+
+from typing import NamedTuple
+
+import torch
+
+from tinyengine.course import watch
+from tinyengine.course.checks import ends, far, quote
+from tinyengine.course.exercise import exercise
+from tinyengine.course.rectangles import attended, real_of, served, waiting_times
+from tinyengine.course.watch import Watch, draw_cases, keeps, some
+from tinyengine.scheduler import Scheduler
+
+__all__ = ["CASES", "check_1_1", "check_1_2", "check_1_3", "check_1_4", "check_1_5", "replay"]
+
+
+def in_the_engine(c, **parts):
+    """One line of the check, of one point."""
+    told = "with your code a request gets other tokens than alone"
+    c.equal("the real engine gives the tokens of each request alone", lambda: served(**parts), lambda: served(),
+            because=lambda *_: told)  # fmt: skip
+
+
+# 1.1: (chunks,)
+HAND = [([11, 12, 13], 0), ([21], 0), ([31, 32], 0)]
+CHUNKS = [
+    ([([7, 8, 9], 0)],),
+    (HAND,),
+    ([([4], 6), ([5], 2), ([6], 9)],),
+    ([([5, 6], 3), ([9], 7), ([8, 0, 7, 0], 0)],),
+]
+
+
+def rectangle(chunks):
+    """Chunks as a rectangle: tokens, positions, real [B, W] and last [B]."""
+    width = max(len(token_ids) for token_ids, _ in chunks)
+    tokens = torch.zeros(len(chunks), width, dtype=torch.long)
+    positions = torch.zeros_like(tokens)
+    real = torch.zeros_like(tokens, dtype=torch.bool)
+    for line, (token_ids, first) in enumerate(chunks):
+        n = len(token_ids)
+        tokens[line, :n] = torch.tensor(token_ids)
+        positions[line, :n] = torch.arange(first, first + n)
+        real[line, :n] = True
+    last = torch.tensor([len(token_ids) - 1 for token_ids, _ in chunks])
+    return tokens, positions, real, last
+
+
+RANGE = "positions[line, :n] = torch.arange(first, first + n)"
+LAST = "[len(token_ids) - 1 for token_ids, _ in chunks]"
+RECTANGLE_MISTAKES = [
+    ("left", "you pad on the left: here the padding stands behind a request's tokens",
+     ("[line, :n]", "[line, width - n :]"), (LAST, "[width - 1] * len(chunks)")),
+    ("from 0", "your positions begin at 0 in each chunk, also where older tokens of the request stand before it",
+     ("arange(first, first + n)", "arange(n)")),
+    ("from 1", "your positions are one too high: first_position is that of the chunk's first token",
+     ("arange(first, first + n)", "arange(first + 1, first + 1 + n)")),
+    ("padding counts", "your positions go on over the padding: there they are 0",
+     (RANGE, "positions[line] = torch.arange(first, first + width)")),
+    ("columns", "your positions are the numbers of the columns: each request counts its own tokens",
+     (RANGE, "positions[line] = torch.arange(width)")),
+    ("last column", "last is the last column for every request, but a short one ends before it",
+     ("[len(token_ids) - 1 for", "[width - 1 for")),
+    ("past the end", "last is one too far: columns are counted from 0",
+     ("len(token_ids) - 1 for", "len(token_ids) for")),
+    ("along the rows", "last counts along the rows of the whole batch: the column in the request's own line is needed",
+     (LAST, "[len(ids) - 1 + line * width for line, (ids, _) in enumerate(chunks)]")),
+    ("ids", "last holds token ids, but the number of a column is needed", (LAST, "[ids[-1] for ids, _ in chunks]")),
+    ("id 0", "you take each token with id 0 for padding, but a request may hold that token too",
+     ("positions, real, last", "positions, tokens != 0, last")),
+    ("inverted", "real is the wrong way round: it is True where a token is", ("positions, real, last",
+     "positions, ~real, last")),
+    ("cut", "you cut all requests to the shortest",
+     ("width = max(", "width = min("), ("n = len(token_ids)", "n = width"),
+     ("torch.tensor(token_ids)", "torch.tensor(token_ids[:n])")),
+    ("on its side", "your rectangle lies on its side: it has one line for each request",
+     ("return tokens, positions, real, last", "return tokens.T, positions.T, real.T, last")),
+    ("repeated", "you fill the padding with a request's last token: it holds token 0",
+     ("tokens[line, :n] = torch.tensor(token_ids)",
+      "tokens[line] = torch.tensor(token_ids + token_ids[-1:] * (width - n))")),
+    ("sorted", "you sort the requests by length: the lines keep the order of the batch",
+     ("enumerate(chunks)", "enumerate(sorted(chunks, key=lambda chunk: -len(chunk[0])))")),
+]  # fmt: skip
+
+
+def draw_chunks(random):
+    number = random.randint
+    chunk = lambda: ([number(0, 99) for _ in range(number(1, 5))], number(0, 9))  # noqa: E731
+    return [([chunk() for _ in range(number(2, 6))],) for _ in range(4)]
+
+
+def kinds(got) -> str:
+    """What is wrong with the kinds of the four parts of a rectangle, or ""."""
+    for name, part in zip(("tokens", "positions", "real", "last"), got):
+        if not isinstance(part, torch.Tensor):
+            return f"{name} is {quote(part)}, where a tensor is needed"
+        if part.is_floating_point():
+            return f"{name} is a tensor of {str(part.dtype).removeprefix('torch.')}, where whole numbers are needed"
+    return ""
+
+
+@exercise("1.1", points=5, solution=rectangle, mistakes=RECTANGLE_MISTAKES, part=True)
+def check_1_1(c, answer):
+    runs = c.cases("it makes a rectangle", answer, CHUNKS, drawn=draw_chunks)
+    if not c.parts("it returns four things", runs, "(tokens, positions, real, last)", 4):
+        return c.wait("the rest")
+    trouble = next(filter(None, (kinds(run.got) for run in runs)), "")
+    c.true("four tensors", not trouble, trouble, points=0)
+    right = [c.agree(name, runs, part=part) for part, name in enumerate(("tokens", "positions", "real", "last"))]
+    if trouble or not all(right):
+        return c.wait("the real engine")
+    in_the_engine(c, rectangle=answer)
+
+
+# 1.2: a line for each request, x where a column holds a token; and how many columns are new
+LINES = {
+    "one request": (("xxxx",), 4),
+    "prompts, padded on the left": (("..xx", "xxxx", "...x"), 4),
+    "prompts, padded on the right": (("xx..", "xxxx", "x..."), 4),
+    "a decode step behind them": (("..xxx", "xxxxx", "...xx"), 1),
+    "a decode step behind padding on the right": (("xx..x", "xxxxx", "x...x"), 1),
+    "two new columns": (("...xxx", "xxxxxx", "xx..xx"), 2),
+}
+
+
+def mask(real, n):
+    """Which keys the newest n columns may see: real [B, K] -> [B, n, K]."""
+    width = real.shape[1]
+    causal = torch.ones(n, width, dtype=torch.bool).tril(width - n)
+    itself = torch.eye(width, dtype=torch.bool)[width - n :]
+    return causal & real[:, None] | itself
+
+
+SEES = "causal & real[:, None] | itself"
+MASK_MISTAKES = [
+    ("padded keys", "a token sees keys of padding", (SEES, "causal.expand(len(real), n, width)")),
+    ("future", "a token sees keys of tokens that come after it", ("causal & ", "")),
+    ("top left", "your mask is aligned to the top left: the newest column comes after all others",
+     ("tril(width - n)", "tril()")),
+    ("only itself", "a token sees no key but its own", (SEES, "itself.expand(len(real), n, width)")),
+    ("not itself", "a token does not see its own key",
+     ("tril(width - n)", "tril(width - n - 1)"), (" | itself", "")),
+    ("one too far", "a token sees the key of the column behind it", ("tril(width - n)", "tril(width - n + 1)")),
+    ("NaN", "a row of padding sees no key at all, and so its softmax divides 0 by 0", (" | itself", "")),
+    ("first", "all requests get the padding of the first one",
+     ("real[:, None]", "real[:1, None].expand(len(real), 1, width)")),
+    ("inverted", "your mask is the wrong way round: True where a key may be seen", (SEES, f"~({SEES})")),
+    ("all columns", "you give a line for each column, but only the newest n have a query",
+     ("ones(n, width", "ones(width, width"), ("tril(width - n)", "tril()"), ("[width - n :]", "")),
+    ("from the left", "you hide as many columns at the left as there is padding, but padding may stand elsewhere",
+     ("real[:, None]", "(torch.arange(width) >= (~real).sum(1)[:, None])[:, None]")),
+]  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """What attention gives with a mask. form: what is wrong with its form, or "". out: rows of tokens. finite: whether
+    rows of padding are numbers."""
+
+    form: str
+    out: list
+    finite: bool
+
+
+def seen(answer, case):
+    real, n = real_of(case[0]), case[1]
+    got, shape = ends(answer, real.clone(), n), [len(real), n, real.shape[1]]
+    if got is None:
+        return None
+    if not isinstance(got, torch.Tensor):
+        return Seen(f"you have {quote(got)}, where a tensor is needed", [], True)
+    if list(got.shape) != shape or got.dtype != torch.bool:
+        kind = str(got.dtype).removeprefix("torch.")
+        return Seen(f"you have a tensor {list(got.shape)} of {kind}, where {shape} of bool is needed", [], True)
+    out, is_token = attended(got, real, n), real[:, real.shape[1] - n :]
+    return Seen("", out[is_token].nan_to_num(nan=1e6).tolist(), bool(out[~is_token].isfinite().all()))
+
+
+def draw_lines(random):
+    def line(width, n):
+        old = "".join(random.choice("x.") for _ in range(width - n))
+        return old + random.choice(["x" * n, "." * (n - 1) + "x"])
+
+    sizes = [(random.randint(2, 7), random.randint(2, 4)) for _ in range(4)]
+    return [(tuple(line(width + n, n) for _ in range(random.randint(2, 4))), n) for width, n in sizes]
+
+
+def wrong_rows(runs) -> str:
+    bad = next((run.case for run in runs if far(run.got.out, run.want.out, 1e-9, 1e-9)), None)
+    return f"{place(bad)}: attention gives a token another result than alone" if bad else ""
+
+
+def place(case) -> str:
+    return f"lines {' '.join(case[0])}, n = {case[1]}"
+
+
+@exercise("1.2", points=4, solution=mask, mistakes=MASK_MISTAKES)
+def check_1_2(c, answer):
+    runs = c.cases("it makes a mask", answer, list(LINES.values()), seen, list, draw_lines)
+    form = next((f"{place(run.case)}: {run.got.form}" for run in runs if run.got.form), "")
+    if not c.true("a tensor [B, n, K] of bool", not form, form, points=0):
+        return c.wait("the rest")
+    groups = {"one request alone": runs[:1], "prompts side by side": runs[1:3], "decode steps": runs[3:]}
+    for name, group in groups.items():
+        trouble = wrong_rows(group)
+        c.true(name, not trouble, trouble)
+    odd = next((place(run.case) for run in runs if not run.got.finite), "")
+    c.true("no row is NaN, not even one of padding", not odd, f"{odd}: a row of padding is NaN")
+
+
+# 1.3: name: (sizes, max_num_seqs, n_slots)
+CASES = {
+    "small": ([(3, 5), (2, 1), (6, 3), (2, 2), (1, 2)], 3, 20),
+    "equal": ([(4, 6)] * 6, 3, 100),
+    "roomy": ([(4, 6), (4, 2), (4, 3), (4, 1), (4, 5), (4, 2), (4, 4), (4, 1)], 3, 200),
+    "tight": ([(6, 14), (2, 4), (8, 20), (1, 3), (5, 9), (2, 2), (9, 16), (3, 1), (1, 8), (4, 4)], 4, 40),
+}
+
+
+class MyStatic(Scheduler):
+    """Static batching: no request joins before the whole batch has ended."""
+
+    batch_size = 0  # requests with which the batch began
+
+    def schedule(self):
+        """This iteration's [(request, n_tokens), ...]; [] when nothing can run."""
+        if not self.running:
+            while self.waiting and len(self.running) < self.max_num_seqs:
+                if not self.memory.reserve(self.waiting[0]):
+                    break
+                self.running.append(self.waiting.popleft())
+            self.batch_size = len(self.running)
+        return [(request, request.gap) for request in self.running]
+
+
+REFUSED = "not self.memory.reserve(self.waiting[0])"
+STATIC_MISTAKES = [
+    ("joins", "a request joins while others of the batch still run", ("if not self.running:", "if True:")),
+    ("one by one", "a batch begins with one request, however many batch slots are free",
+     ("append(self.waiting.popleft())", "append(self.waiting.popleft())\n                break")),
+    ("too many", "you admit one request too many: a batch slot must be free before a request joins",
+     ("< self.max_num_seqs", "<= self.max_num_seqs")),
+    ("only full", "you wait for a full batch: then the last requests of the queue may never run",
+     ("if not self.running:", "if not self.running and len(self.waiting) >= self.max_num_seqs:")),
+    ("no reserve", "a request joins, and you have not asked memory.reserve() for its K/V slots", (REFUSED, "False")),
+    ("too early", "you ask memory.reserve() before you know that a batch slot is free, and the K/V slots stay reserved",
+     ("self.waiting and", "self.waiting and self.memory.reserve(self.waiting[0]) and"), (REFUSED, "False")),
+    ("overtakes", "a smaller request overtakes one that was refused: all behind that one wait",
+     (REFUSED, "not (first := next(filter(self.memory.reserve, self.waiting), None))"),
+     ("self.running.append(self.waiting.popleft())",
+      "self.running.append(first)\n                self.waiting.remove(first)")),
+    ("to the end", "a request that was refused goes to the end of the queue: it keeps its place",
+     ("break", "self.waiting.append(self.waiting.popleft())\n                    break")),
+    ("lost", "you take a request out of the queue before the memory has granted it, and forget it when it is refused",
+     ("self.waiting[0]", "request := self.waiting.popleft()"), ("append(self.waiting.popleft())", "append(request)")),
+    ("asks for ever", "a refused request is asked for again and again: leave the loop when the memory refuses",
+     ("break", "continue")),
+    ("one token", "you plan one token each, but in its first iteration a request computes its whole prompt",
+     ("request.gap", "1")),
+    ("first only", "the plan has only requests that begin, but all that run are served",
+     ("in self.running]", "in self.running if not request.computed]")),
+    ("no return", "schedule() makes a plan and does not return it", ("return ", "")),
+    ("still running", "batch_size counts the requests that still run: those that have ended stay in it until the batch "
+     "is over", ("            self.batch_size", "        self.batch_size")),
+    ("not set", "you never set batch_size", ("            self.batch_size = len(self.running)\n", "")),
+    ("batch slots", "batch_size is the number of batch slots, but a batch may begin with fewer requests",
+     ("self.batch_size = len(self.running)", "self.batch_size = self.max_num_seqs")),
+]  # fmt: skip
+
+
+class StaticWatch(Watch):
+    """A scheduler that must keep its batch together."""
+
+    rules = Watch.rules | {
+        "batch": "no request joins before the whole batch has ended",
+        "full": "a new batch begins with as many requests as it can",
+        "height": "batch_size is the number of requests with which the batch began",
+    }
+    began = 0
+
+    def look(self, scheduler, queue, ran, plan):
+        self.scheduler, self.ran = scheduler, ran
+        super().look(scheduler, queue, ran, plan)
+
+    def look_at_joining(self, waiting, running, joined):
+        if not self.ran:
+            self.began = len(running)
+            super().look_at_joining(waiting, running, joined)
+            if self.late:
+                self.faults.setdefault("full", self.late)
+                self.when.setdefault("full", self.when["late"])
+        elif joined:
+            self.note("batch", f"{some(joined, 'request')} join{'s' * (joined == 1)} a batch that has not ended")
+        size = getattr(self.scheduler, "batch_size", None)
+        if running and size != self.began:
+            self.note("height", f"batch_size is {quote(size)}, and the batch began with {some(self.began, 'request')}")
+
+
+def case_of(name):
+    """A case of CASES by its name; another case as it is."""
+    return CASES[name] if isinstance(name, str) else name
+
+
+def replay(scheduler_class, case):
+    """Serves a case with a new scheduler of this class, and returns the Trace."""
+    return watch.replay(scheduler_class, case_of(case))
+
+
+def run(scheduler_class, case):
+    return StaticWatch(scheduler_class, case_of(case), named=case)
+
+
+@exercise("1.3", points=8, solution=MyStatic, mistakes=STATIC_MISTAKES, part=True)
+def check_1_3(c, answer):
+    runs = c.cases("schedule() runs", answer, CASES, run, Watch.behaviour, draw_cases)
+    if not keeps(c, runs, lambda case: run(answer, case)):
+        return c.wait("the rest")
+    in_the_engine(c, MyStatic=answer)
+
+
+# 1.4: (outputs, max_num_seqs)
+QUEUES = [([4], 1), ([3, 3, 3, 3], 2), ([7], 4), ([5, 1, 3, 2], 3), ([2, 9, 1, 1, 8, 2, 6, 4], 3)]
+
+
+def waits(outputs, max_num_seqs):
+    """For each request the iterations of (first token, last token, return)."""
+    found, begin = [], 0
+    for first in range(0, len(outputs), max_num_seqs):
+        batch = outputs[first : first + max_num_seqs]
+        end = begin + max(batch)
+        found += [(begin + 1, begin + output, end) for output in batch]
+        begin = end
+    return found
+
+
+def refilled(outputs, max_num_seqs):
+    free, found = [0] * max_num_seqs, []
+    for output in outputs:
+        slot = free.index(min(free))
+        found.append((free[slot] + 1, free[slot] + output, free[slot] + output))
+        free[slot] += output
+    return found
+
+
+EACH = "(begin + 1, begin + output, end)"
+WAITS_MISTAKES = [
+    ("from 0", "you count iterations from 0: the first one is iteration 1",
+     (EACH, "(begin, begin + output - 1, end - 1)")),
+    ("prompt", "you count an iteration for the prompt alone, but that iteration gives the first token",
+     (EACH, "(begin + 2, begin + output + 1, end + 1)")),
+    ("one too late", "a request of n tokens gets the last one in its n-th iteration, not in the one after it",
+     ("begin + output, end)", "begin + 1 + output, end)")),
+    ("together", "you let all requests of a batch get their last token at its end, but a short one gets it sooner",
+     ("begin + output, end)", "end, end)")),
+    ("streamed", "you return each request when it has ended, but model.generate(batch) returns all at once",
+     ("begin + output, end)", "begin + output, begin + output)")),
+    ("each batch at 0", "every batch begins when the one before it has ended, not at once",
+     ("        begin = end\n", "")),
+    ("in a row", "you add up the outputs of a batch, but its requests run side by side", ("max(batch)", "sum(batch)")),
+    ("shortest", "you end a batch with its shortest request", ("max(batch)", "min(batch)")),
+    ("whole queue", "you let the longest request of the whole queue decide when a batch ends",
+     ("max(batch)", "max(outputs)")),
+    ("refilled", "you refill a batch slot when its request has ended: static batching waits", refilled),
+    ("sorted", "you sort the outputs, but first come, first served keeps their order",
+     ("= outputs[", "= sorted(outputs)[")),
+    ("gaps", "you count the last two from the beginning of the batch: count them from the arrival",
+     (EACH, "(begin + 1, output, end - begin)")),
+]  # fmt: skip
+
+
+def draw_queues(random):
+    number = random.randint
+    return [([number(1, 12) for _ in range(number(2, 9))], number(1, 4)) for _ in range(6)]
+
+
+@exercise("1.4", points=3, solution=waits, mistakes=WAITS_MISTAKES)
+def check_1_4(c, answer):
+    runs = c.cases("it counts", answer, QUEUES, drawn=draw_queues)
+    odd = next((run for run in runs if not is_triples(run.got, len(run.want))), None)
+    told = odd and f"waits{odd.case} gives {quote(odd.got)}, where a list of three numbers for each request is needed"
+    if not c.true("three numbers for each request", odd is None, told, points=0):
+        return c.wait("the rest")
+    for part, name in enumerate(("first token", "last token", "return")):
+        wrong = next(filter(None, (wrong_wait(run, part) for run in runs)), "")
+        c.true(name, not wrong, wrong)
+
+
+def is_triples(got, length: int) -> bool:
+    rows = isinstance(got, list | tuple) and len(got) == length
+    return rows and all(isinstance(row, list | tuple) and len(row) == 3 for row in got)
+
+
+def wrong_wait(run, part: int) -> str:
+    for number, (got, want) in enumerate(zip(run.got, run.want)):
+        if got[part] != want[part]:
+            return f"waits{run.case}: for request {number} you have {quote(got[part])}"
+    return ""
+
+
+# 1.5
+KNOWN = [([5, 1, 3, 2], 3), ([2, 9, 1, 1, 8, 2, 6, 4], 3), ([1, 6, 2, 5], 2), ([3, 1, 4, 1, 5, 9, 2], 2)]
+KNOWN += [([2, 2, 7], 1)]
+
+
+def best_order(outputs, max_num_seqs):
+    """(order, who): the queue with the fewest idle slot-steps, and who pays most."""
+
+    def first_tokens(queue):
+        found, begin = {}, 0
+        for first in range(0, len(queue), max_num_seqs):
+            batch = queue[first : first + max_num_seqs]
+            found |= {number: begin + 1 for number in batch}
+            begin += max(outputs[number] for number in batch)
+        return found
+
+    arrival = list(range(len(outputs)))
+    order = sorted(arrival, key=lambda number: -outputs[number])
+    before, after = first_tokens(arrival), first_tokens(order)
+    return order, max(arrival, key=lambda number: after[number] - before[number])
+
+
+WHO = "max(arrival, key=lambda number: after[number] - before[number])"
+ORDER_MISTAKES = [
+    ("arrival", "you keep the order of arrival", ("sorted(arrival, key=lambda number: -outputs[number])", "arrival")),
+    ("shortest first", "you serve the shortest first: where the last batch is not full, the longest request leaves "
+     "batch slots idle", ("-outputs[number]", "outputs[number]")),
+    ("mixed", "you put long and short requests side by side: the short ones' batch slots then idle",
+     ("    before,", "    order = [n for pair in zip(order, order[::-1]) for n in pair][: len(order)]\n    before,")),
+    ("lengths", "your order holds output lengths, but the numbers of the requests are needed",
+     ("return order,", "return sorted(outputs, reverse=True),")),
+    ("places", "your order says where each request stands: which request stands at each place is needed",
+     ("return order,", "return [order.index(number) for number in arrival],")),
+    ("last", "you name the request that stands last: its wait is the longest, but another may have grown more",
+     (WHO, "order[-1]")),
+    ("gains", "you name the request that gains most", (WHO, WHO.replace("max(", "min("))),
+    ("queue", "you count places in the queue: what grows is the number of iterations before the first token",
+     (WHO, "max(arrival, key=lambda number: order.index(number) - number)")),
+    ("growth", "you return by how much the wait has grown: whose wait it is, is asked",
+     (WHO, "max(after[number] - before[number] for number in arrival)")),
+    ("other order", "you return the two things in the other order", (f"return order, {WHO}", f"return {WHO}, order")),
+]  # fmt: skip
+
+
+class Queue(NamedTuple):
+    """An answer to 1.5, looked at. form: what is wrong with it, or "". idle: slot-steps. lengths: the outputs in its
+    order, where another order has fewer. more: by how much another request's wait grows more than that of `who`."""
+
+    form: str
+    idle: int
+    lengths: list
+    more: int
+
+
+def ordered(answer, case):
+    outputs, width = case
+    got = ends(answer, list(outputs), width)
+    if got is None:
+        return None
+    if form := trouble_with(got, outputs):
+        return Queue(form, 0, [], 0)
+    order, who = list(got[0]), got[1]
+    before, after = waiting_times(outputs, width), waiting_times(outputs, width, order)
+    grown = [later - sooner for later, sooner in zip(after, before)]
+    lengths = [outputs[number] for number in order]
+    idle, least = (sum(max(queue[n : n + width]) for n in range(0, len(queue), width)) * width - sum(queue)
+                   for queue in (lengths, sorted(outputs, reverse=True)))  # fmt: skip
+    return Queue("", idle, lengths if idle > least else [], max(grown) - grown[who])
+
+
+def trouble_with(got, outputs) -> str:
+    if not (isinstance(got, tuple | list) and len(got) == 2 and isinstance(got[0], tuple | list)):
+        return f"you have {quote(got)}, where (order, who) is needed, a list and a number"
+    if sorted(map(str, got[0])) != sorted(map(str, range(len(outputs)))) or not all(isinstance(n, int) for n in got[0]):
+        return f"your order is {quote(got[0])}, but it must hold each of 0 to {len(outputs) - 1} once"
+    is_request = isinstance(got[1], int) and 0 <= got[1] < len(outputs)
+    return "" if is_request else f"who is {quote(got[1])}, where the number of a request is needed"
+
+
+@exercise("1.5", points=3, solution=best_order, mistakes=ORDER_MISTAKES)
+def check_1_5(c, answer):
+    runs = c.cases("it makes an order", answer, KNOWN, ordered, list, draw_queues)
+    odd = next((run for run in runs if run.got.form), None)
+    told = odd and f"best_order{odd.case}: {odd.got.form}"
+    if not c.true("an order, and the number of a request", odd is None, told, points=0):
+        return c.wait("the rest")
+    slow = next((run for run in runs if run.got.idle > run.want.idle), runs[0])
+    where = f"for the outputs {slow.case[0]} in {some(slow.case[1], 'batch slot')}"
+    c.par("idle slot-steps", slow.got.idle, slow.want.idle, points=2, where=where)
+    wrong = next((run for run in runs if run.got.more), None)
+    told = wrong and f"best_order{wrong.case}: another request's first token is delayed by more iterations"
+    c.true("who pays most for your order", wrong is None, told)
