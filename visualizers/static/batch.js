@@ -2,7 +2,8 @@
 
 const KINDS = ["decode", "prefill", "chunk", "recompute", "guess", "padding"]; // from the bottom up
 const BETWEEN = 14; // px
-const stackHeight = (engine) => (engine.dense ? 54 : 96), durationHeight = (engine) => (engine.dense ? 20 : 30); // px
+const stackHeight = (engine) => (engine.dense ? 54 : 96); // px
+const durationHeight = (engine) => (engine.inIterations ? 0 : engine.dense ? 20 : 30); // px; 0 where all take the same
 
 // Rows of iteration i by kind, in the order of KINDS; kept with the engine.
 function compositionOf(engine, phases) {
@@ -39,7 +40,7 @@ const composition = {
   name: "batch composition",
   top: 8,
   rows: () => 1,
-  rowHeight: (engine) => stackHeight(engine) + BETWEEN + durationHeight(engine),
+  rowHeight: (engine) => stackHeight(engine) + (durationHeight(engine) && BETWEEN + durationHeight(engine)),
 
   paint(g, pen) {
     const stack = stackHeight(pen.engine), deep = durationHeight(pen.engine);
@@ -60,7 +61,7 @@ const composition = {
       const tall = Math.min(deep, (deep * pen.engine.duration[i]) / longest);
       g.fillStyle = pen.theme.dim;
       g.fillRect(left, base + BETWEEN + deep - tall, width, tall);
-      if (pen.engine.duration[i] > longest) paintCut(g, pen, left, right, base + BETWEEN);
+      if (deep && pen.engine.duration[i] > longest) paintCut(g, pen, left, right, base + BETWEEN);
       if (far || pen.engine.budget[i] === null) continue;
       const y = Math.round(base - (stack * pen.engine.budget[i]) / most);
       g.fillStyle = pen.theme.accent;
@@ -68,7 +69,7 @@ const composition = {
     }
     g.fillStyle = pen.theme.idle;
     const end = pen.finish(pen.end - 1) - pen.begin(pen.first);
-    for (const y of [base, base + BETWEEN + deep]) if (end > 0) g.fillRect(pen.begin(pen.first), y, end, 1);
+    for (const y of deep ? [base, base + BETWEEN + deep] : [base]) if (end > 0) g.fillRect(pen.begin(pen.first), y, end, 1);
   },
 
   labels(g, pen) {
@@ -89,14 +90,15 @@ const composition = {
     g.fillText(String(most), GUTTER - 6, pen.top + 5);
     g.fillText(most === 1 ? "row" : "rows", GUTTER - 6, pen.top + stack / 2);
     g.fillText("0", GUTTER - 6, base - 4);
-    g.fillText(pen.engine.inIterations ? "duration" : brief(longest), GUTTER - 6, base + BETWEEN + deep / 2);
+    if (deep) g.fillText(brief(longest), GUTTER - 6, base + BETWEEN + deep / 2);
   },
 
   tip(player, engine, row, i) {
     const { counts, all } = compositionOf(engine, player.data.phases);
     const parts = KINDS.filter((kind) => counts[kind][i]).map((kind) => `${counts[kind][i]} ${kind}`);
     const budget = engine.budget[i] === null ? "no token budget" : `a budget of ${plural(engine.budget[i], "token")}`;
-    return [`iteration ${i + 1}: ${plural(all[i], "row")}`, parts.join(", "), `${budget}; took ${brief(engine.duration[i])}`];
+    const took = engine.inIterations ? "" : `; took ${brief(engine.duration[i])}`;
+    return [`iteration ${i + 1}: ${plural(all[i], "row")}`, parts.join(", "), budget + took];
   },
 
   pick: () => null,
@@ -110,6 +112,7 @@ const composition = {
     }]);
     const budget = player.engines.some((engine) => !compositionOf(engine, player.data.phases).far && engine.budget.some((budget) => budget !== null));
     const line = ["token budget", (g, theme) => ((g.fillStyle = theme.accent), g.fillRect(0, 6, 22, 2))];
-    return [...swatches, ...(budget ? [line] : []), ["duration", (g, theme) => ((g.fillStyle = theme.dim), g.fillRect(6, 4, 10, 10))]];
+    const timed = player.engines.some((engine) => !engine.inIterations);
+    return [...swatches, ...(budget ? [line] : []), ...(!timed ? [] : [["duration", (g, theme) => ((g.fillStyle = theme.dim), g.fillRect(6, 4, 10, 10))]])];
   },
 };

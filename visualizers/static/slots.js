@@ -188,7 +188,7 @@ const AGAIN = ["same colour, underlined: another request", (g, theme) => {
 
 // The legend beyond the phases: [text, painter of a swatch of 22 x 14 px, whether an engine has it (always, if left out)].
 const SLOT_LEGEND = [
-  ["idle", (g, theme) => frame(g, theme.idle)],
+  ["idle", (g, theme) => frame(g, theme.idle), (engine) => engine.busySoFar.at(-1) < engine.slots * engine.count],
   ["preempted, batch slot still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3]), (engine) => engine.preempted.length],
   ["in the batch, no budget left", (g, theme) => {
     frame(g, theme.idle);

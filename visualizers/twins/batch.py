@@ -25,13 +25,18 @@ GUESS = 2  # its place in the palette
 
 
 def height(engine: dict) -> float:
-    return 1.35
+    return 1.35 if _is_timed(engine) else 1.0
+
+
+def _is_timed(engine: dict) -> bool:
+    """Whether its iterations have durations of their own."""
+    return any(duration != 1 for duration in engine["duration"])
 
 
 def draw(axes, engine: dict, data: dict, here: int, longest: int):
     rows = composition(engine)
     most, slowest = engine["tops"]
-    floor = 0.4 * most  # durations lie below 0
+    floor = 0.4 * most if _is_timed(engine) else 0  # durations lie below 0
     axes.set(ylim=(-floor, most * 1.06))
     bottoms = [0] * len(rows)
     for kind in FROM_BELOW:
@@ -43,8 +48,7 @@ def draw(axes, engine: dict, data: dict, here: int, longest: int):
     shares = [min(1, duration / slowest) for duration in engine["duration"]]
     bars = [box(n + 0.08, n + 0.92, -floor, -floor * (1 - 0.7 * share)) for n, share in enumerate(shares)]
     add_boxes(axes, bars, facecolors=DIM, linewidths=0)
-    took = "duration" if set(engine["duration"]) == {1} else _seconds(slowest)
-    axes.set_yticks([-0.65 * floor, 0, most], [took, "0", counted(most, "row")])
+    axes.set_yticks([-0.65 * floor, 0, most], [_seconds(slowest) if floor else "", "0", counted(most, "row")])
     for n, row in enumerate(rows):
         if sum(row) > 1.06 * most:
             number = str(sum(row))
@@ -75,7 +79,7 @@ def legend(data: dict) -> list[tuple]:
             entries.append((kind, shape))
     if any(_budgets(engine) and not _far(engine) for engine in data["engines"]):
         entries.append(("token budget", Line2D([], [], color=ACCENT, linewidth=1.2)))
-    if any(duration for engine in data["engines"] for duration in engine["duration"]):
+    if any(map(_is_timed, data["engines"])):
         entries.append(("duration", Patch(facecolor=DIM)))
     return entries
 
