@@ -10,7 +10,7 @@ from visualizers.twins import batch, flat, memory, requests, slots, text
 from visualizers.twins.common import ACCENT, DIM, DPI, INK, LEFT, SHARE, WIDTH, card, iteration_ticks, playhead
 
 TWINS = {"slots": slots, "batch": batch, "requests": requests, "memory": memory, "text": text, "flat": flat}
-TITLE, BETWEEN, AXIS, FOOT = 0.36, 0.1, 0.34, 0.1  # inches: above each engine, between views, below, at the bottom
+TITLE, BETWEEN, AXIS, FOOT = 0.36, 0.1, 0.34, 0.2  # inches: above each engine, between views, below, at the bottom
 LEGEND_LINE, LEGEND_WIDTH = 0.21, 118  # inches, and characters that a line of the legend has room for
 
 

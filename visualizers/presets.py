@@ -64,8 +64,8 @@ COLUMNS = {  # of the scoreboard, by name: the title, and what a trace gives. Th
 
 @dataclass(frozen=True)
 class Preset:
-    """What a lesson's reader sees at first. controls, stages, columns: those that he knows; all others stand behind
-    "more". on: the stages that run at first."""
+    """What a lesson's reader sees at first. stages, controls, columns: those that the reader knows; all others stand
+    behind "more". values: of controls, other than their own. views, clock: of the player."""
 
     about: str
     stages: tuple[str, ...]
@@ -114,7 +114,7 @@ PRESETS = {
             "requests": 6, "output": 24, "every": 2, "long_prompt": 240, "ridge": 32,
             "max_num_seqs": 8, "num_slots": 1000,
         },
-        clock="time",
+        ("slots", "batch"), "time",
     ),
 }  # fmt: skip
 

@@ -111,7 +111,8 @@ class Playground:
         more = ToggleButton(description="more", tooltip="All other controls", layout=Layout(width="80px"))
         more.observe(lambda change: self._show_more(change["new"]), "value")
         engines = [Label("engines"), *map(self._toggle, self.preset.stages)] if len(self.preset.stages) > 1 else []
-        return [self._row(shown), self._extra, HBox([*engines, again, more], layout=Layout(flex_flow="row wrap"))]
+        about = HTML(f"<b>{escape(self.preset.about)}</b>")
+        return [about, self._row(shown), self._extra, HBox([*engines, again, more], layout=Layout(flex_flow="row wrap"))]
 
     def _show_more(self, is_on: bool):
         self._extra.layout.display = "" if is_on else "none"

@@ -31,7 +31,7 @@ def test_it_runs_to_the_end_and_draws_the_whole():
 
 
 def test_the_widget_is_sent_what_has_happened_so_far():
-    player = live(engine(), interval=0, pace=0.01)
+    player = live(engine(), interval=0, pace=0.03)
     seen = []
     player.widget.observe(lambda change: seen.append(len(json.loads(change["new"])["engines"][0]["time"])), "data")
     assert player.widget.running
