@@ -8,10 +8,10 @@ import torch
 from helpers.course import Audit
 
 from tinyengine import SamplingParams
-from tinyengine.course.grader import grade
-from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
+from tinyengine.attention import one_request
 from tinyengine.course.phases import Script, Step, broken_serve, encoded, steps_trace, tiny
 from tinyengine.course.referees import two_phases
+from tinyengine.workload import workload
 
 CHECKS = (
     two_phases.check_0_1,
@@ -197,10 +197,17 @@ class TestTwoPhases(Audit):
     stem, checks, right, odd = "00_two_phases", CHECKS, RIGHT, ODD
 
 
-@pytest.mark.slow
-def test_attend_is_a_part_of_the_learners_engine():
-    card = grade(ROOT / "solutions/00_two_phases.ipynb", ROOT)
-    assert list(card["parts"]) == ["attend"]
+def test_attend_is_the_one_part_of_the_learners_engine():
+    assert [check.name for check in CHECKS if check.part] == ["attend"]
+
+
+def test_the_eight_requests_get_the_same_tokens_by_hand_and_by_torch():
+    prompts = [tiny().tokenizer.encode(item.prompt) for item in workload("course").items]
+    outputs = [
+        [two_phases.generate(Step(tiny(), attend), prompt, 64, tiny().eos_token_ids, ()) for prompt in prompts]
+        for attend in (two_phases.attend, one_request)
+    ]
+    assert outputs[0] == outputs[1] and sum(map(len, outputs[0])) == 122
 
 
 # What the notebook says, measured.
