@@ -112,7 +112,12 @@ class Playground:
         more.observe(lambda change: self._show_more(change["new"]), "value")
         engines = [Label("engines"), *map(self._toggle, self.preset.stages)] if len(self.preset.stages) > 1 else []
         about = HTML(f"<b>{escape(self.preset.about)}</b>")
-        return [about, self._row(shown), self._extra, HBox([*engines, again, more], layout=Layout(flex_flow="row wrap"))]
+        return [
+            about,
+            self._row(shown),
+            self._extra,
+            HBox([*engines, again, more], layout=Layout(flex_flow="row wrap")),
+        ]
 
     def _show_more(self, is_on: bool):
         self._extra.layout.display = "" if is_on else "none"
