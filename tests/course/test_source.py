@@ -23,6 +23,7 @@ def test_a_property_and_a_package():
     assert source.source_of(check._failed).startswith("@property\ndef _failed")
     assert source.file_of("tinyengine.course") == "tinyengine/course/__init__.py"
     assert source.file_of("__main__") == "this notebook"
+    assert source.file_of(f"{source.KEPT}MyOrca") == "work/engine/MyOrca.py"
 
 
 def test_what_has_no_source_is_refused_in_one_sentence():

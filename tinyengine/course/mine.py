@@ -15,6 +15,7 @@ from pathlib import Path
 from tinyengine.course.checks import words
 from tinyengine.course.grader import manifest
 from tinyengine.course.notebooks import CourseError, find_root, short, work_folder
+from tinyengine.course.source import KEPT
 
 # The parts of a stage, in the order in which a sentence names them, and the lesson that teaches the stage.
 STAGE_PARTS = {
@@ -146,7 +147,7 @@ def module(path: Path):
     written = path.stat().st_mtime_ns, path.stat().st_size
     if _read.get(path, (None,))[0] != written:
         linecache.checkcache(str(path))
-        name = f"tinyengine_work_{path.stem}"
+        name = f"{KEPT}{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path)
         made = importlib.util.module_from_spec(spec)
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(made))  # never from a stale .pyc

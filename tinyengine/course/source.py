@@ -26,6 +26,7 @@ CODE = {
     "String.Doc": "#7a7a7a",
     "Comment": "italic #7a7a7a",
 }
+KEPT = "tinyengine_work_"  # the modules of a learner's parts: tinyengine.course.mine
 CHANGES = {"-": "rgba(248,81,73,0.22)", "+": "rgba(46,160,67,0.22)"}  # red and green, over any background
 
 # A long line scrolls: JupyterLab would break it inside a word.
@@ -142,9 +143,12 @@ def caption(obj) -> str:
 
 
 def file_of(module_name: str) -> str:
-    """A module's file as a path from the checkout's root; a class typed in a cell belongs to `this notebook`."""
+    """A module's file as a path from the checkout's root; a class typed in a cell belongs to `this notebook`,
+    and a part of the learner's engine to its file."""
     if module_name == "__main__":
         return "this notebook"
+    if module_name.startswith(KEPT):
+        return f"work/engine/{module_name.removeprefix(KEPT)}.py"
     path = module_name.replace(".", "/")
     is_package = hasattr(sys.modules.get(module_name), "__path__")
     return f"{path}/__init__.py" if is_package else f"{path}.py"
