@@ -27,6 +27,7 @@ What is sent, and nothing else is drawn:
         "num_slots", "block_size", "contiguous",         the arena
         "memory": [[request, first, end, parts, used], ...],  see memory_map.py
         "captions": [sentence per iteration],
+        "timed",                              false where each iteration of each engine takes 1: nobody measured it
         "tops": [rows, seconds]}]}                       where the axes of the batch end, in all engines (see _tops)
 
 `request` is an index into `requests`, `phase` one into `phases`. A run is `length` iterations in which one request
@@ -64,8 +65,9 @@ def build(traces: dict[str, Trace], expected: Expected | None = None) -> dict:
     texts: dict[str, int] = {}
     engines = [_engine(name, trace, index, texts, expected) for name, trace in traces.items()]
     tops = _tops(engines)
+    timed = any(duration != 1 for engine in engines for duration in engine["duration"])
     for engine in engines:
-        engine["tops"] = tops
+        engine |= {"tops": tops, "timed": timed}
     return {
         "palette": list(PALETTE),
         "phases": list(PHASES),

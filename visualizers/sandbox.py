@@ -12,6 +12,7 @@ from ipywidgets import HTML, Box, Button, Dropdown, HBox, IntSlider, Label, Layo
 from visualizers import presets
 from visualizers.captions import counted
 from visualizers.dummy import STAGES
+from visualizers.figures import composition
 from visualizers.frames import to_json
 from visualizers.player import STATIC, Player
 from visualizers.widget import PlayerWidget
@@ -37,6 +38,7 @@ class Playground:
         self.traces = presets.traces(self.stages, self.settings, self.seed)
         self.columns = self.preset.columns
         self.player = Player(self.traces, self.preset.views)
+        self._uncut()
 
     @property
     def widget(self) -> VBox:
@@ -64,6 +66,7 @@ class Playground:
         if said:
             return
         self.player.load(self.traces)
+        self._uncut()
         self._drawn.data = self._data()
         self._scores.value = self._scoreboard()
         self._copy.code = self.code()
@@ -76,6 +79,14 @@ class Playground:
         """As the player is sent it: the whole run is there to be read."""
         longest = max(len(trace.iterations) for trace in self.traces.values())
         return to_json({**self.player.data, "iteration": longest - 1, "clock": self.preset.clock})
+
+    def _uncut(self):
+        """The axes of the batch end at its tallest bar: a stall is the subject, and not an accident."""
+        engines = self.player.data["engines"]
+        rows = max((sum(row) for engine in engines for row in composition(engine)), default=1)
+        seconds = max((value for engine in engines for value in engine["duration"]), default=1)
+        for engine in engines:
+            engine["tops"] = [rows, seconds]
 
     def _change(self, name: str, value: int):
         self.settings[name] = value

@@ -20,7 +20,7 @@ from tinyengine.trace import Iteration, RequestRecord, Span, Trace
 from visualizers import compare, picture, plots, show
 from visualizers.figures import lives
 from visualizers.player import VIEWS
-from visualizers.twins import memory, text
+from visualizers.twins import batch, memory, text
 from visualizers.twins.common import LEFT, SHARE, fit, iteration_ticks, lines_of
 from visualizers.twins.common import pale as mixed
 
@@ -176,6 +176,13 @@ def test_the_legend_lists_what_is_drawn_and_nothing_else():
     assert legend_words(CHUNKS, "memory") == []
     assert "idle" in legend_words(CHUNKS, "slots") and "token budget" in legend_words(CHUNKS, "batch")
     assert {"waiting", "longest gap between two tokens"} < set(legend_words(CHUNKS, "requests"))
+
+
+def test_durations_are_drawn_of_all_engines_or_of_none():
+    untimed = replace(CHUNKS, iterations=[replace(one, duration=1) for one in CHUNKS.iterations])
+    heights = [[batch.height(engine) for engine in compare(a=a, b=untimed).data["engines"]] for a in (CHUNKS, untimed)]
+    assert heights == [[1.35, 1.35], [1.0, 1.0]]
+    assert "duration" not in legend_words(untimed, "batch")
 
 
 def test_chunks_of_one_size_stand_apart():

@@ -39,7 +39,7 @@ class Engine {
     this.emitted = new Int32Array(this.count);
     this.runs.forEach((run, number) => this.enter(run, number));
     this.stays = staysOf(this.runs, this.held);
-    this.inIterations = this.duration.every((seconds) => seconds === 1); // nobody measured how long they took
+    this.inIterations = !this.timed;
     this.queues = new Lists(this.waiting);
     this.batches = new Lists(this.batch);
     this.lives = livesOf(this);

@@ -25,18 +25,13 @@ GUESS = 2  # its place in the palette
 
 
 def height(engine: dict) -> float:
-    return 1.35 if _is_timed(engine) else 1.0
-
-
-def _is_timed(engine: dict) -> bool:
-    """Whether its iterations have durations of their own."""
-    return any(duration != 1 for duration in engine["duration"])
+    return 1.35 if engine["timed"] else 1.0
 
 
 def draw(axes, engine: dict, data: dict, here: int, longest: int):
     rows = composition(engine)
     most, slowest = engine["tops"]
-    floor = 0.4 * most if _is_timed(engine) else 0  # durations lie below 0
+    floor = 0.4 * most if engine["timed"] else 0  # durations lie below 0
     axes.set(ylim=(-floor, most * 1.06))
     bottoms = [0] * len(rows)
     for kind in FROM_BELOW:
@@ -79,7 +74,7 @@ def legend(data: dict) -> list[tuple]:
             entries.append((kind, shape))
     if any(_budgets(engine) and not _far(engine) for engine in data["engines"]):
         entries.append(("token budget", Line2D([], [], color=ACCENT, linewidth=1.2)))
-    if any(map(_is_timed, data["engines"])):
+    if data["engines"][0]["timed"]:
         entries.append(("duration", Patch(facecolor=DIM)))
     return entries
 
