@@ -55,7 +55,9 @@ def test_start_copies_once_and_links_from_where_the_notebook_runs(course, shown)
     start(2)
     start("02")
     assert '<a href="../work/02_orca.ipynb">work/02_orca.ipynb</a>' in shown[0][1]
-    assert shown[0][0] == "Your exercises are in work/02_orca.ipynb. Nothing overwrites them."
+    said, head, *rows = shown[0][0].splitlines()
+    assert said == "Your exercises are in work/02_orca.ipynb. Nothing overwrites them."
+    assert head.startswith("exercise | minutes | lines | points") and [row[:4] for row in rows] == ["2.1 ", "2.2 "]
     assert "as you left them; `start('02', fresh=True)`" in shown[1][0]
     assert course.copy.read_bytes() == (course.root / "exercises/02_orca.ipynb").read_bytes()
     course.copy.write_text("mine")
@@ -148,7 +150,9 @@ def test_a_work_folder_elsewhere_is_shown_as_if_it_were_here(course, shown, monk
     """Authors store outputs from an empty work/ in a temporary folder."""
     monkeypatch.setenv("TINYENGINE_WORK", str(tmp_path_factory.mktemp("elsewhere")))
     start(2)
-    assert shown[0][0] == "Your exercises are in work/02_orca.ipynb. Nothing overwrites them."
+    said, head, *rows = shown[0][0].splitlines()
+    assert said == "Your exercises are in work/02_orca.ipynb. Nothing overwrites them."
+    assert head.startswith("exercise | minutes | lines | points") and [row[:4] for row in rows] == ["2.1 ", "2.2 "]
     assert 'href="../work/02_orca.ipynb"' in shown[0][1] and not course.copy.exists()
 
 

@@ -54,15 +54,19 @@ def as_called(text: str) -> str:
 
 @told
 def start(root: Path, number, fresh: bool = False) -> None:
-    """Copy the exercises of a lesson to work/ unless they are there, and show where: `start(2)`."""
-    from tinyengine.course import work
+    """Copy the exercises of a lesson to work/ unless they are there, show where, and list them: `start(2)`."""
+    from tinyengine.course import grader, work
 
     path, new = work.start(str(number), root, fresh)
-    if new:
-        show(f"Your exercises are in {link(path, root)}. Nothing overwrites them.")
-    else:
-        fresh_copy = f"`start({number!r}, fresh=True)` makes a fresh copy beside it"
-        show(f"Your exercises are in {link(path, root)}, as you left them; {fresh_copy}.")
+    again = f", as you left them; `start({number!r}, fresh=True)` makes a fresh copy beside it."
+    where = f"Your exercises are in {link(path, root)}{'. Nothing overwrites them.' if new else again}"
+    rows = []
+    for exercise in grader.manifest(root)[work.find(str(number), root)]["exercises"]:
+        part = f"<code>{exercise['part']}</code>, a part of your engine" if "part" in exercise else ""
+        name = html.escape(f"{exercise['id']} {exercise['title']}".strip())
+        minutes, lines = exercise["minutes"] or "", f"about {exercise['lines']}"
+        rows.append([name, minutes, lines, exercise["points"], part])
+    show(where, table(["exercise", "minutes", "lines", "points", ""], rows))
 
 
 @told
