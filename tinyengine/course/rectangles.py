@@ -6,7 +6,7 @@ import torch
 
 from tinyengine.course.checks import ends
 from tinyengine.course.phases import encoded, tiny
-from tinyengine.course.plugged import plugged
+from tinyengine.course.plugged import is_group, is_tensor, plugged
 from tinyengine.course.toy import toy_trace
 from tinyengine.trace import Trace
 from tinyengine.workload import workload
@@ -85,45 +85,55 @@ def queue_trace(outputs: Sequence[int], width: int, order: Sequence[int] | None 
 
 def draw_rectangle(rectangle: Callable, chunks: Sequence[tuple[list[int], int]]) -> None:
     """The cells of a rectangle: the token, below it its position; padding is pale, each last token has a frame."""
-    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle  # imported where it is drawn: a check draws nothing
 
-    tokens, positions, real, last = ends(rectangle, chunks)
-    height, width = tokens.shape
-    _, axes = plt.subplots(figsize=(1 + 0.9 * width, 0.7 + 0.6 * height), layout="constrained")
-    for line in range(height):
-        for column in range(width):
+    from tinyengine.course.phase_pictures import blank, put
+
+    given = ends(rectangle, chunks)
+    shape = (len(chunks), max(len(token_ids) for token_ids, _ in chunks))
+    if not (
+        is_group(given, 4) and all(is_tensor(part, *shape) for part in given[:3]) and is_tensor(given[3], shape[0])
+    ):
+        return print(f"Nothing to draw: tokens, positions and real of shape {list(shape)}, and last, are needed.")
+    tokens, positions, real, last = given
+    figure = blank(1 + 0.9 * shape[1], 0.7 + 0.6 * shape[0])
+    axes = figure.subplots()
+    for line in range(shape[0]):
+        for column in range(shape[1]):
             colour = TOKEN if real[line, column] else PADDING
-            axes.add_patch(plt.Rectangle((column, line), 1, 1, facecolor=colour, edgecolor="white", linewidth=2))
+            axes.add_patch(Rectangle((column, line), 1, 1, facecolor=colour, edgecolor="white", linewidth=2))
             label = f"{tokens[line, column]}\nposition {positions[line, column]}"
             axes.text(column + 0.5, line + 0.5, label, ha="center", va="center", fontsize=8, color=INK)
         place = (int(last[line]) + 0.04, line + 0.04)
-        axes.add_patch(plt.Rectangle(place, 0.92, 0.92, fill=False, edgecolor="#D55E00", linewidth=2))
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.set_xticks([column + 0.5 for column in range(width)], [f"column {column}" for column in range(width)])
-    axes.set_yticks([line + 0.5 for line in range(height)], [f"request {line}" for line in range(height)])
+        axes.add_patch(Rectangle(place, 0.92, 0.92, fill=False, edgecolor="#D55E00", linewidth=2))
+    axes.set(xlim=(0, shape[1]), ylim=(shape[0], 0))
+    axes.set_xticks([column + 0.5 for column in range(shape[1])], [f"column {n}" for n in range(shape[1])])
+    axes.set_yticks([line + 0.5 for line in range(shape[0])], [f"request {n}" for n in range(shape[0])])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    plt.show()
+    put(figure, f"tokens {tokens.tolist()}, last {last.tolist()}")
 
 
 def draw_mask(mask: Callable, lines: Sequence[str], n: int) -> None:
     """For each request its mask: a line for each new column, dark where it sees a key; pale columns are padding."""
-    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle  # imported where it is drawn: a check draws nothing
+
+    from tinyengine.course.phase_pictures import blank, put
 
     real = real_of(lines)
-    sees = ends(mask, real.clone(), n)
-    width = real.shape[1]
-    size = (1.2 + 0.34 * width * len(lines), 1.2 + 0.3 * n)
-    _, panels = plt.subplots(1, len(lines), figsize=size, squeeze=False, sharey=True, layout="constrained")
-    for request, axes in enumerate(panels[0]):
+    sees, shape = ends(mask, real.clone(), n), (len(lines), n, real.shape[1])
+    if not is_tensor(sees, *shape):
+        return print(f"Nothing to draw: a tensor of shape {list(shape)} is needed.")
+    figure = blank(1.2 + 0.34 * shape[2] * len(lines), 1.0 + 0.3 * n)
+    for request, axes in enumerate(figure.subplots(1, len(lines), squeeze=False, sharey=True)[0]):
         for line in range(n):
-            for column in range(width):
-                pale = PADDING if not real[request, column] else "white"
+            for column in range(shape[2]):
+                pale = "white" if real[request, column] else PADDING
                 colour = SEEN if sees[request, line, column] else pale
-                axes.add_patch(plt.Rectangle((column, line), 1, 1, facecolor=colour, edgecolor="#b0b8bf"))
-        axes.set(xlim=(0, width), ylim=(n, 0), xlabel="key")
-        axes.set_xticks([column + 0.5 for column in range(width)], lines[request])
-        axes.set_yticks([line + 0.5 for line in range(n)], [f"column {width - n + line}" for line in range(n)])
+                axes.add_patch(Rectangle((column, line), 1, 1, facecolor=colour, edgecolor="#b0b8bf"))
+        axes.set(xlim=(0, shape[2]), ylim=(n, 0), xlabel="key")
+        axes.set_xticks([column + 0.5 for column in range(shape[2])], lines[request])
+        axes.set_yticks([line + 0.5 for line in range(n)], [f"column {shape[2] - n + line}" for line in range(n)])
         axes.set_title(f"request {request}", fontsize=10)
         axes.tick_params(length=0)
-    plt.show()
+    put(figure, f"sees {sees.int().tolist()}")
