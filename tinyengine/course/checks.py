@@ -433,7 +433,7 @@ def far(got, want, atol, rtol) -> str:
         return ""
     if isinstance(got, (int, float)) and isinstance(want, (int, float)):
         gap = abs(got - want)
-        if got == want or gap <= atol + rtol * abs(want):
+        if got == want or (math.isfinite(want) and gap <= atol + rtol * abs(want)):
             return ""
         return f"you have {number(got)}, which is off by {number(gap)}"
     return "" if same(got, want) else difference(got, want)

@@ -17,7 +17,7 @@ class GoalMissed(AssertionError):
     """A goal that is not reached where it must be: with the answers put in."""
 
 
-def goal(name: str, got, want) -> bool:
+def goal(name: str, got, want) -> None:
     """Say whether a number that the learner works for is reached; raises only where TINYENGINE_GOALS=must is set."""
     reached = same(got, want)
     now, aim = value_text(got), value_text(want)
@@ -29,7 +29,6 @@ def goal(name: str, got, want) -> bool:
     box = f"margin: 4px 0; padding: 6px 12px; border-left: 4px solid rgb({colour}); background: rgba({colour},0.12)"
     rest = f"{name}: {now}" + ("" if reached else f", and the goal is {aim}. {todo}")
     publish(plain, **{"text/html": f'<div style="{box}"><b>{word}</b> · {inline(rest)}</div>'})
-    return reached
 
 
 def same(got, want) -> bool:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from tinyengine.course.checks import words
+from tinyengine.course.display import publish
 from tinyengine.course.grader import manifest
 from tinyengine.course.notebooks import CourseError, find_root, short, work_folder
 from tinyengine.course.source import KEPT
@@ -65,7 +66,8 @@ def row(stage: str, work, alone) -> dict | None:
     work: a workload. alone: the token ids of each of its requests, decoded alone.
     """
     parts = parts_of(stage)
-    print(whose(stage, parts))
+    said = whose(stage, parts)
+    publish(said, **{"text/markdown": said})  # printed, JupyterLab would break it inside words
     if not parts:
         return None
     from tinyengine import load_model
