@@ -249,7 +249,7 @@ def test_the_mask_worked_by_hand():
 
 
 def test_the_batches_worked_by_hand():
-    trace = static.replay(static.check_1_3.solution, "small")
+    trace = given.replay(static.check_1_3.solution, given.CASES["small"])
     assert [[(span.request_id, span.n_tokens) for span in iteration.spans] for iteration in trace.iterations] == [
         [("r0", 3), ("r1", 2), ("r2", 6)],
         [("r0", 1), ("r2", 1)],
@@ -259,12 +259,12 @@ def test_the_batches_worked_by_hand():
         [("r3", 2), ("r4", 1)],
         [("r3", 1), ("r4", 1)],
     ]
-    sizes, _, n_slots = static.CASES["small"]
-    assert len(static.replay(Static, (sizes, 1, n_slots)).iterations) == 13
+    sizes, _, n_slots = given.CASES["small"]
+    assert len(given.replay(Static, (sizes, 1, n_slots)).iterations) == 13
 
 
 def test_the_published_batch_uses_39_percent_of_its_slot_steps():
-    m = measure(static.replay(Static, ([(128, 500), (64, 50), (256, 200), (32, 30)], 4, 1400)))
+    m = measure(given.replay(Static, ([(128, 500), (64, 50), (256, 200), (32, 30)], 4, 1400)))
     assert (m.iterations, m.idle_slot_steps, round(m.slot_occupancy, 4)) == (500, 1220, 0.39)
 
 

@@ -8,11 +8,20 @@ from tinyengine.course.checks import ends
 from tinyengine.course.phases import encoded, tiny
 from tinyengine.course.plugged import is_group, is_tensor, plugged
 from tinyengine.course.toy import toy_trace
+from tinyengine.course.watch import replay
 from tinyengine.trace import Trace
 from tinyengine.workload import workload
 
+__all__ = ["CASES", "attended", "draw_mask", "draw_rectangle", "engine", "first_words", "queue_trace", "real_of",
+           "replay", "served", "waiting_times"]  # fmt: skip
 TOKEN, PADDING, SEEN, INK = "#56B4E9", "#eceff1", "#0072B2", "#1b1f24"
 HEAD = 4  # size of a head of `attended`
+CASES = {  # of exercise 1.3: (sizes, max_num_seqs, n_slots)
+    "small": ([(3, 5), (2, 1), (6, 3), (2, 2), (1, 2)], 3, 20),
+    "equal": ([(4, 6)] * 6, 3, 100),
+    "roomy": ([(4, 6), (4, 2), (4, 3), (4, 1), (4, 5), (4, 2), (4, 4), (4, 1)], 3, 200),
+    "tight": ([(6, 14), (2, 4), (8, 20), (1, 3), (5, 9), (2, 2), (9, 16), (3, 1), (1, 8), (4, 4)], 4, 40),
+}
 
 
 def engine(**parts):

@@ -5,14 +5,11 @@ from typing import NamedTuple
 
 import torch
 
-from tinyengine.course import watch
 from tinyengine.course.checks import ends, far, quote
 from tinyengine.course.exercise import exercise
-from tinyengine.course.rectangles import attended, real_of, served, waiting_times
+from tinyengine.course.rectangles import CASES, attended, real_of, served, waiting_times
 from tinyengine.course.watch import Watch, draw_cases, keeps, some
 from tinyengine.scheduler import Scheduler
-
-__all__ = ["CASES", "check_1_1", "check_1_2", "check_1_3", "check_1_4", "check_1_5", "replay"]
 
 
 def in_the_engine(c, **parts):
@@ -208,13 +205,7 @@ def check_1_2(c, answer):
     c.true("no row is NaN, not even one of padding", not odd, f"{odd}: a row of padding is NaN")
 
 
-# 1.3: name: (sizes, max_num_seqs, n_slots)
-CASES = {
-    "small": ([(3, 5), (2, 1), (6, 3), (2, 2), (1, 2)], 3, 20),
-    "equal": ([(4, 6)] * 6, 3, 100),
-    "roomy": ([(4, 6), (4, 2), (4, 3), (4, 1), (4, 5), (4, 2), (4, 4), (4, 1)], 3, 200),
-    "tight": ([(6, 14), (2, 4), (8, 20), (1, 3), (5, 9), (2, 2), (9, 16), (3, 1), (1, 8), (4, 4)], 4, 40),
-}
+# 1.3
 
 
 class MyStatic(Scheduler):
@@ -296,18 +287,8 @@ class StaticWatch(Watch):
             self.note("height", f"batch_size is {quote(size)}, and the batch began with {some(self.began, 'request')}")
 
 
-def case_of(name):
-    """A case of CASES by its name; another case as it is."""
-    return CASES[name] if isinstance(name, str) else name
-
-
-def replay(scheduler_class, case):
-    """Serves a case with a new scheduler of this class, and returns the Trace."""
-    return watch.replay(scheduler_class, case_of(case))
-
-
 def run(scheduler_class, case):
-    return StaticWatch(scheduler_class, case_of(case), named=case)
+    return StaticWatch(scheduler_class, CASES[case] if isinstance(case, str) else case, named=case)
 
 
 @exercise("1.3", points=8, solution=MyStatic, mistakes=STATIC_MISTAKES, part=True)
