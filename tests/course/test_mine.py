@@ -4,7 +4,7 @@ from inspect import getsource
 
 import pytest
 
-from tinyengine import Engine
+from tinyengine import Engine, SamplingParams
 from tinyengine.attention import one_request
 from tinyengine.course import mine
 from tinyengine.course.grader import graded_copy, manifest, part_source
@@ -262,8 +262,8 @@ def test_the_row_of_the_scoreboard(kept, capsys, monkeypatch, of_the_course):
     monkeypatch.setattr(mine, "exercises", lambda: numbers)
     assert mine.row("orca", load, [[1], [2]]) is None
     assert capsys.readouterr().out == (
-        "No part of this stage is yours yet. The package's: rectangle (write yours: exercise 1.2), "
-        "MyOrca (write yours: exercise 2.2), MySlots (write yours: exercise 2.4).\n"
+        "No part of this stage is yours yet. From the package: the rectangle (exercise 1.2), "
+        "the scheduler (exercise 2.2), the arena (exercise 2.4).\n"
     )
     kept("MyOrca", "MySlots", "rectangle")
     outputs, trace = of_the_course
@@ -275,6 +275,40 @@ def test_the_row_of_the_scoreboard(kept, capsys, monkeypatch, of_the_course):
     assert counts["padded rows"] > 0
     assert mine.row("orca", load, outputs) == {"stage": "yours: orca", **counts, "exact": "8/8"}
     assert capsys.readouterr().out == "Yours: rectangle, MyOrca, MySlots.\n"
+
+
+def test_a_sampler_chooses_greedy_tokens_too_and_gets_the_settings_of_each_request(kept, tiny, work, capsys):
+    load = workload("course")  # all of it at temperature 0
+    right = serve(Engine(tiny, "selective", max_num_seqs=3, num_slots=320, fast=False), load)[0]
+    kept(sample="def sample(logits, temperature, top_p, noise):\n    return logits.argmin(-1)\n")
+    assert mine.row("selective", load, right)["exact"] == "0/8"
+    assert "the first wrong token is token 1 of r0" in capsys.readouterr().out
+    kept(sample=PARTS["sample"] + "\nseen = []\nlearners = sample\ndef sample(logits, temperature, top_p, noise):\n"
+         "    seen.extend(zip(temperature.tolist(), top_p.tolist()))\n"
+         "    return learners(logits, temperature, top_p, noise)\n")  # fmt: skip
+    serve(mine.engine(tiny, "selective", max_num_seqs=3, num_slots=320), work)
+    seen = {(round(heat, 3), round(share, 3)) for heat, share in mine.part("sample").__globals__["seen"]}
+    assert seen == {(item.params.temperature, item.params.top_p) for item in work.items} and len(seen) == 2
+
+
+@pytest.mark.parametrize("changed", [dict(top_k=3), dict(repetition_penalty=1.7)], ids=str)
+def test_a_sampler_meets_logits_in_which_top_k_and_the_penalty_are(kept, solved, tiny, changed):
+    params = SamplingParams(max_tokens=16, temperature=1.5, seed=4, **changed)
+    kept(sample=solved["sample"])
+    engines = mine.engine(tiny, "selective"), Engine(tiny, "selective", fast=False)
+    one, two = (engine.generate(["Tell me a short story.", "Hi."], params) for engine in engines)
+    assert [output.token_ids for output in one] == [output.token_ids for output in two]
+
+
+def test_only_parts_that_have_run_are_named(kept, capsys, of_the_course):
+    load, (outputs, _) = workload("course"), of_the_course
+    kept("attend", attend_each=PARTS["attend_each"].replace("one_request as attend", "one_request as run").replace(
+        "attend(q", "run(q"))  # fmt: skip
+    assert mine.row("selective", load, outputs)["exact"] == "8/8"
+    assert capsys.readouterr().out.startswith("Yours: attend_each. From the package: ")
+    kept("attend_each")
+    mine.row("selective", load, outputs)
+    assert capsys.readouterr().out.startswith("Yours: attend, attend_each. From the package: ")
 
 
 def test_the_first_wrong_token_is_told(kept, capsys, of_the_course):

@@ -25,6 +25,17 @@ STAGE_PARTS = {
     "selective": (3, ("MyOrca", "MySlots", "flat", "attend", "attend_each", "sample")),
 }
 
+PLACES = {  # what each is in the engine, as a sentence names the package's
+    "rectangle": "the rectangle",
+    "MyStatic": "the scheduler",
+    "MyOrca": "the scheduler",
+    "MySlots": "the arena",
+    "flat": "the stream",
+    "attend": "the attention of a request",
+    "attend_each": "split and merge",
+    "sample": "the sampler",
+}
+
 _read = {}  # by path: when the file was written, and its module
 
 
@@ -65,10 +76,8 @@ def row(stage: str, work, alone) -> dict | None:
 
     work: a workload. alone: the token ids of each of its requests, decoded alone.
     """
-    parts = parts_of(stage)
-    said = whose(stage, parts)
-    publish(said, **{"text/markdown": said})  # printed, JupyterLab would break it inside words
-    if not parts:
+    if not (parts := parts_of(stage)):
+        say(whose(stage, parts))
         return None
     from tinyengine import load_model
     from tinyengine.clock import IterationClock
@@ -81,6 +90,7 @@ def row(stage: str, work, alone) -> dict | None:
     except PartError as error:
         print(error)
         return None
+    say(whose(stage, parts, yours.called))
     print(first_wrong(outputs, alone), end="")
     m = measure(yours.trace)
     return {
@@ -114,15 +124,23 @@ def parts_of(stage: str) -> dict:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def whose(stage: str, parts: dict) -> str:
-    """Which parts of a stage are the learner's, and which are the package's as yet; of lessons up to the stage's."""
+def whose(stage: str, parts: dict, called=()) -> str:
+    """Which parts of a stage are the learner's, and which are the package's as yet; of lessons up to the stage's.
+
+    called: the names of the learner's parts that have run. Another one is not named: nothing used it.
+    """
     lesson, names = STAGE_PARTS[stage]
     numbers = exercises()
     missing = [name for name in names if name not in parts and name in numbers]
     missing = [name for name in missing if int(numbers[name].split(".")[0]) <= lesson]
-    yours = f"Yours: {', '.join(parts)}." if parts else "No part of this stage is yours yet."
-    theirs = ", ".join(f"{name} (write yours: exercise {numbers[name]})" for name in missing)
-    return f"{yours} The package's: {theirs}." if missing else yours
+    yours = f"Yours: {', '.join(name for name in parts if name in called)}."
+    yours = yours if parts else "No part of this stage is yours yet."
+    theirs = ", ".join(f"{PLACES[name]} (exercise {numbers[name]})" for name in missing)
+    return f"{yours} From the package: {theirs}." if missing else yours
+
+
+def say(sentence: str) -> None:
+    publish(sentence, **{"text/markdown": sentence})  # printed, JupyterLab would break it inside words
 
 
 def exercises() -> dict[str, str]:

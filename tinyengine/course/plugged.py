@@ -1,5 +1,5 @@
 """The learner's parts in the real engine, through its own seams: a scheduler with its memory, the layout of a batch,
-the attention, the draw of a token."""
+the attention, the choice of each token."""
 
 from itertools import pairwise
 
@@ -12,15 +12,20 @@ from tinyengine.course.mine import PartError, blamed
 from tinyengine.engine import Engine
 from tinyengine.inputs import check_sizes
 from tinyengine.noise import gumbel_noise
+from tinyengine.sampler import cut, penalise
 from tinyengine.stages import STAGES
 
 LINES = 2_000_000  # of Python, in one call of a part with tensors: a loop over queries and heads takes many
 
 
 class PluggedEngine(Engine):
-    """An Engine that tells which part of the learner's has failed."""
+    """An Engine that tells which part of the learner's has failed.
+
+    parts: the learner's, by name. called: the names of those of them that have run.
+    """
 
     parts: dict
+    called: set
 
     def step(self):
         try:
@@ -29,6 +34,15 @@ class PluggedEngine(Engine):
             raise
         except Exception as error:
             raise PartError(blamed(error, self.parts)) from None
+
+    def logits(self, batch):
+        """With a `sample` of the learner's: logits that leave each row the one token which that has chosen."""
+        logits = super().logits(batch)
+        if "sample" not in self.parts or not len(logits):
+            return logits
+        self.called.add("sample")
+        tokens = sampled(self.parts["sample"], logits, batch.wanted)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, tokens[:, None], 0.0)
 
 
 def plugged(model, stage, parts, num_slots=None, max_num_seqs=8, block_size=16, **options) -> Engine:
@@ -41,15 +55,15 @@ def plugged(model, stage, parts, num_slots=None, max_num_seqs=8, block_size=16, 
     except Exception as error:
         raise PartError(blamed(error, parts)) from None
     engine = PluggedEngine(model, stage, scheduler=made, fast=False, **options)
-    engine.parts = parts
+    engine.parts, engine.called = parts, parts.keys() & {type(made).__name__, type(made.memory).__name__}
     if attention is PerRequest and {"attend", "attend_each"} & parts.keys():
-        engine.attention = Each(engine.attention.cache, attention_of(parts))
+        engine.attention = Each(engine.attention.cache, attention_of(parts, engine.called))
     if attention is PerRequest and "flat" in parts:
         engine.attention.layout = laid_flat(parts["flat"])
+        engine.called.add("flat")
     if attention is not PerRequest and "rectangle" in parts:
         engine.attention.layout = laid_in_a_rectangle(parts["rectangle"])
-    if "sample" in parts:
-        engine.draw = drawn(parts["sample"])
+        engine.called.add("rectangle")
     return engine
 
 
@@ -91,9 +105,14 @@ class Each(PerRequest):
         return attend
 
 
-def attention_of(parts: dict):
-    """attend_each of these parts: the learner's own, or a loop over the learner's `attend`."""
-    attend, each = parts.get("attend", one_request), parts.get("attend_each")
+def attention_of(parts: dict, called: set):
+    """attend_each of these parts: the learner's own, or a loop over the learner's `attend`. called: what has run."""
+    each = parts.get("attend_each")
+
+    def attend(q, keys, values):
+        called.update(parts.keys() & {"attend"})
+        return parts.get("attend", one_request)(q, keys, values)
+
     if each is None:
         name = "attend"
 
@@ -102,6 +121,7 @@ def attention_of(parts: dict):
             return torch.cat([attend(q[start:end], *k_and_v) for (start, end), *k_and_v in own])
     else:
         name = "attend_each"
+        called.add(name)
         if "attend" in each.__globals__:
             each.__globals__["attend"] = attend
 
@@ -168,16 +188,30 @@ def batch_of(plan, memory, tokens, positions, real, last) -> Batch:
     )
 
 
-def drawn(sample):
-    """The draw of the engine by sample(logits, temperature, top_p, noise); temperature and top_p are in the logits."""
+def sampled(sample, logits, wanted) -> torch.Tensor:
+    """The tokens [n] of sample(logits, temperature, top_p, noise), each row by its own request's parameters.
 
-    def draw(logits, seeds, positions):
-        noise, ones = gumbel_noise(seeds, positions, logits.shape[-1]), logits.new_ones(len(logits))
-        tokens = ends(sample, logits, ones, ones, noise, lines=LINES)
-        need("sample", is_tensor(tokens, len(logits)), tokens, f"a tensor of {len(logits)} tokens")
-        return tokens.long()
+    It knows no repetition_penalty and no top_k: these are in the logits.
+    """
+    params, vocab, logits = [request.params for request, _ in wanted], logits.shape[-1], logits.float()
 
-    return draw
+    def column(numbers, dtype=torch.long):
+        return torch.tensor(numbers, dtype=dtype, device=logits.device)[:, None]
+
+    if any(one.repetition_penalty != 1.0 for one in params):
+        logits = penalise(logits, wanted)
+    if any(one.top_k > 0 for one in params):
+        kept = [one.top_k if one.top_k > 0 else vocab for one in params]
+        logits = cut(logits, column(kept), column([torch.inf] * len(params), None))
+    settings = [
+        column([getattr(one, name) for one in params], torch.float32)[:, 0] for name in ("temperature", "top_p")
+    ]
+    seeds, positions = column([one.seed or 0 for one in params]), column([length for _, length in wanted])
+    tokens = ends(sample, logits.clone(), *settings, gumbel_noise(seeds, positions, vocab), lines=LINES)
+    need("sample", is_tensor(tokens, len(logits)), tokens, f"a tensor of {len(logits)} tokens")
+    within = not tokens.is_floating_point() and tokens.min() >= 0 and tokens.max() < vocab
+    need("sample", within, tokens, f"a whole number from 0 to {vocab - 1} for each request")
+    return tokens.long()
 
 
 def chunks_of(plan) -> list[tuple[list[int], int]]:
