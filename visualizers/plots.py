@@ -89,6 +89,21 @@ def iteration_time_vs_tokens(
     return chart
 
 
+def rows_per_iteration(trace: Trace) -> Chart:
+    """The rows that the model computes in each iteration: those that hold a token, and on top of them the padding."""
+    chart = Chart("iteration", "rows")
+    axes, numbers = chart.axes[0], range(1, len(trace.iterations) + 1)
+    real = [sum(span.n_tokens for span in iteration.spans) for iteration in trace.iterations]
+    padding = [iteration.padding for iteration in trace.iterations]
+    words = [f"{sum(rows):,} rows of {kind}" for rows, kind in ((real, "tokens"), (padding, "padding"))]
+    axes.bar(numbers, real, 0.9, color=edge(_hue(0)), label=words[0])
+    axes.bar(numbers, padding, 0.9, bottom=real, color=GRID, edgecolor=DIM, linewidth=0.4, label=words[1])
+    axes.grid(axis="x", visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return chart
+
+
 def tbt_over_time(traces: Mapping[str, Trace], target: float | None = None) -> Chart:
     """Every gap between two tokens of a request, where its second token came; stalls (above `target` seconds, or above
     STALL times the median of the run, if there is none) are filled and counted."""

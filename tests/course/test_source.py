@@ -120,6 +120,22 @@ def test_the_diff_shows_changed_lines_with_little_context(capsys):
     assert not any(line.startswith(("@@", "---", "+++")) for line in lines)
 
 
+def test_a_diff_without_docs_is_of_the_code(capsys):
+    def old(x):
+        """One."""
+        return x
+
+    def new(x):
+        """Another,
+        of two lines."""
+        return x + 1
+
+    show_diff(old, new, context=0, docs=False)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "-def old(x):", "-    return x", "+def new(x):", "+    return x + 1",
+    ]  # fmt: skip
+
+
 def test_two_places_are_separated_and_no_difference_is_said(capsys):
     def a(x):
         first = 1

@@ -68,6 +68,14 @@ def test_tbt_over_time_has_every_gap(trace):
     assert words == f"it: {len(late)} stalls in {len(every.get_ydata())} gaps"
 
 
+def test_rows_of_tokens_and_of_padding_stand_on_each_other_at_true_scale():
+    trace = run(Static, requests())
+    tokens, padding = plots.rows_per_iteration(trace).axes[0].containers
+    assert [bar.get_height() for bar in padding] == [step.padding for step in trace.iterations] 
+    assert [bar.get_y() for bar in padding] == [bar.get_height() for bar in tokens]
+    assert sum(bar.get_height() for bar in tokens) == sum(span.n_tokens for it in trace.iterations for span in it.spans)
+
+
 def test_a_cdf_reaches_one_at_the_largest_value():
     drawn = lines(plots.cdf({"x": [3.0, 1.0, 2.0, 2.0], "none": []}))
     assert drawn["x"] == [(1, 0), (1, 0.25), (2, 0.5), (2, 0.75), (3, 1)]
@@ -87,6 +95,7 @@ CHARTS = {
     "tbt": lambda: plots.tbt_over_time({"static": run(Static, requests()), "orca": run(Orca, requests()), "": Trace()}),
     "cdf": lambda: plots.cdf({"a": [1, 2, 3], "b": [2]}, logarithmic=True),
     "bars": lambda: plots.capacity_bars({"x": {"a": 1, "b": 2}}),
+    "rows": lambda: plots.rows_per_iteration(run(Static, requests())),
     "latency": lambda: plots.latency_throughput(CURVES),
 }
 

@@ -92,9 +92,12 @@ def mentioned(statement: ast.stmt) -> set[str]:
     return found
 
 
-def show_diff(a, b, context: int = 1) -> None:
-    """Show what changes from `a` to `b`: the changed lines, with `context` unchanged lines around them."""
-    changes = diff_lines(source_of(a), source_of(b), context)
+def show_diff(a, b, context: int = 1, docs: bool = True) -> None:
+    """Show what changes from `a` to `b`: the changed lines, with `context` unchanged lines around them.
+
+    docs: False leaves the docstrings out.
+    """
+    changes = diff_lines(*(source_of(x) if docs else without_doc(source_of(x)) for x in (a, b)), context)
     title = f"{caption(a)} → {caption(b)}"
     if not changes:
         publish(f"{title}: no difference", **{"text/markdown": f"`{title}`: no difference"})
@@ -103,6 +106,14 @@ def show_diff(a, b, context: int = 1) -> None:
     lines = "".join(map(coloured_change, changes))
     whole = f'<span style="display: inline-block; min-width: 100%">{lines}</span>'  # as wide as its longest line
     publish(plain, **{"text/html": block(title, whole)})
+
+
+def without_doc(code: str) -> str:
+    """The code of a function or class without its own docstring."""
+    lines, first = code.splitlines(), ast.parse(code).body[0].body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        del lines[first.lineno - 1 : first.end_lineno]
+    return "\n".join(lines)
 
 
 def source_of(obj) -> str:
