@@ -164,7 +164,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
 
 class TestSelective(Audit):
     stem, checks, right, odd = "03_selective", CHECKS, RIGHT, ODD
-    seeds, seeded = 2, CHECKS[:-1]
+    seeded = CHECKS[:-1]
 
 
 # What the notebook says, measured.

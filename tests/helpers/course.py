@@ -130,7 +130,7 @@ class Audit:
     checks: tuple
     right: dict[str, str]
     odd: dict[str, tuple[str, int, str]]
-    seeds = 3
+    seeds = 1
     seeded = None
 
     @classmethod
@@ -243,8 +243,3 @@ for name in {names!r}:
     setattr(judge, name, lambda answer: print("all points"))
 sys.modules[{module!r}] = judge
 """
-
-
-def mistakes(*checks) -> dict[str, tuple]:
-    """Each mistake of these exercises, by a name for the test: (the exercise, the mistake)."""
-    return {f"{check.exercise_id} {m.name}": (check, m) for check in checks for m in check.mistakes}
