@@ -71,7 +71,7 @@ def test_tbt_over_time_has_every_gap(trace):
 def test_rows_of_tokens_and_of_padding_stand_on_each_other_at_true_scale():
     trace = run(Static, requests())
     tokens, padding = plots.rows_per_iteration(trace).axes[0].containers
-    assert [bar.get_height() for bar in padding] == [step.padding for step in trace.iterations] 
+    assert [bar.get_height() for bar in padding] == [step.padding for step in trace.iterations]
     assert [bar.get_y() for bar in padding] == [bar.get_height() for bar in tokens]
     assert sum(bar.get_height() for bar in tokens) == sum(span.n_tokens for it in trace.iterations for span in it.spans)
 
