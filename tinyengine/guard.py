@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import wraps
 from types import FrameType, FunctionType
 
-
 PATIENCE = 1.0  # seconds
 
 

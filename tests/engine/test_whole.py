@@ -397,7 +397,7 @@ def test_a_later_interrupt_stops_a_scheduler_that_never_returns(tiny, monkeypatc
         while True:
             received.append(1)
             now = 0.6 * len(received)
-            monkeypatch.setattr("tinyengine.guard.time.monotonic", lambda: now)
+            monkeypatch.setattr("tinyengine.guard.time.monotonic", lambda now=now: now)
             signal.raise_signal(signal.SIGINT)
             assert len(received) < 5
 
