@@ -148,7 +148,24 @@ ODD = {  # what a learner wrote: points, and what the grader says
         0,
         "you have a tensor of shape [5, 32], which is not q's shape",
     ),
-    "3.3 words": ("def is_row_wise(operation, x, positions):\n    return 'yes'", 0, "of 'linear' you say 'yes'"),
+    "3.3 words": (
+        "def is_row_wise(operation, x, positions):\n    return 'yes'",
+        0,
+        "you have 'yes', where True or False is needed",
+    ),
+    "3.3 always False": ("def is_row_wise(*args):\n    return False", 0, "you say the same of all operations"),
+    "3.2 the queries": ("def attend_each(q, *args):\n    return q.clone()", 0, "row 0, of request 0, is off by"),
+    "3.4 greedy": (
+        "def sample(logits, *args):\n    return logits.argmax(-1)",
+        0,
+        "temperature above 0 draws: request ",
+    ),
+    "3.4 in place": (
+        SOLUTIONS["sample"].replace("    scaled = logits", "    logits -= 1\n    scaled = logits"),
+        0,
+        "you change logits in place",
+    ),
+    "3.5 unchanged": (selective.check_3_5.source(selective.check_3_5.mistakes[0]), 0, "goes wrong at its token"),
     "3.4 a list": (
         "def sample(logits, temperature, top_p, noise):\n    return logits.argmax(-1).tolist()",
         0,
@@ -183,7 +200,7 @@ def test_the_draw_worked_by_hand(temperature, top_p, token):
 
 
 def test_there_are_as_many_operations_as_the_notebook_says():
-    assert len(given.OPERATIONS) == 16 and given.WIDTH == 64
+    assert len(given.OPERATIONS) == 18 and given.WIDTH == 64
 
 
 def test_the_loop_is_right_for_the_longest_request_only():
@@ -199,7 +216,7 @@ def test_the_loop_is_right_for_the_longest_request_only():
 
 @torch.inference_mode()
 def test_the_repaired_loop_gives_the_engines_tokens():
-    outputs, _ = given.ran(selective.iteration, "one of each")
+    outputs, *_ = given.ran(selective.iteration, "one of each")
     questions = [question for question, _ in given.BATCHES["one of each"]]
     served = given.engine().generate([chat(question) for question in questions])
     assert [out[: len(own.token_ids)] for out, own in zip(outputs, served)] == [

@@ -89,6 +89,12 @@ def rounded(x, scale):
     return (x / scale * 7).round() * scale / 7
 
 
+def middle_row(x, positions):
+    out = x.clone()
+    out[len(x) // 2] += x.mean(0) * (len(x) > 2)
+    return out
+
+
 ROW_WISE = {
     "linear": lambda x, positions: x @ WEIGHT if len(x) > 1 else (x.double() @ WEIGHT.double()).float(),
     "RMSNorm": lambda x, positions: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(),
@@ -106,6 +112,8 @@ MEETING = {
     "4 bits, one scale for all": lambda x, positions: rounded(x, x.abs().max()),
     "mixed with the row behind": lambda x, positions: x + torch.cat((x[1:], 0 * x[:1])),
     "a little of the mean row": lambda x, positions: x + 0.02 * x.mean(0),
+    "a thousandth of the row before": lambda x, positions: x + 0.001 * x.roll(1, 0),
+    "only one row meets the others": middle_row,
     "each expert picks its row": by_its_rows,
     "RoPE at the row's number": lambda x, positions: rotated(x, torch.arange(len(x))),
 }
@@ -210,7 +218,7 @@ class Counted:
 
 @torch.inference_mode()
 def ran(answer, case):
-    """(output tokens of each request, rows of each call of the model) with this `iteration`."""
+    """(output tokens of each request, rows of each call of the model, `computed` of each) with this `iteration`."""
     joins, model = BATCHES[case] if isinstance(case, str) else case, tiny()
     config, counted, random = model.config, Counted(model), torch.Generator().manual_seed(5)
     shape = config.num_hidden_layers, SLOTS, config.num_key_value_heads, config.head_dim
@@ -224,11 +232,12 @@ def ran(answer, case):
             ends(answer, counted, batch)
             if [len(r.tokens) - 1 for r in batch] != before:
                 raise RuntimeError("each request of the batch must get one token in each iteration")
-    return [r.tokens[len(prompt) :] for r, prompt in zip(requests, prompts)], counted.rows
+    outputs = [r.tokens[len(prompt) :] for r, prompt in zip(requests, prompts)]
+    return outputs, counted.rows, [r.computed for r in requests]
 
 
 def answers(iteration, *questions) -> list[str]:
     """The texts that these questions get from an `iteration`, all of them in one batch."""
-    outputs, _ = ran(iteration, [(question, 0) for question in questions])
+    outputs, *_ = ran(iteration, [(question, 0) for question in questions])
     ends = set(tiny().eos_token_ids)
     return [tiny().tokenizer.decode(list(takewhile(lambda token: token not in ends, tokens))) for tokens in outputs]

@@ -47,6 +47,11 @@ FLAT_MISTAKES = [
      "[first] * len(token_ids)")),
     ("padded", "you pad each chunk to the longest: that is the rectangle again",
      ("for token_ids, first in chunks:", PADS)),
+    ("a rectangle", "there are rows that belong to no token: each request is padded to the longest",
+     ("tokens += token_ids", "width = max(len(ids) for ids, _ in chunks)\n        "
+      "tokens += [*token_ids, *[0] * (width - len(token_ids))]"),
+     ("range(first, first + len(token_ids))", "[*range(first, first + len(token_ids)), *[0] * (width - len(token_ids))]"
+      )),
     ("lengths", "starts holds how many rows each request has, not where they begin",
      ("starts.append(len(tokens))", "starts.append(len(token_ids))"), ("starts[1:]", "list(accumulate(starts[1:]))")),
     ("no end", "starts ends with the last request's first row: where the stream ends is missing",
@@ -75,6 +80,8 @@ def kinds(got) -> str:
     for name, part in zip(("tokens", "positions", "last"), (got[0], got[1], got[3])):
         if not isinstance(part, torch.Tensor):
             return f"{name} is {quote(part)}, where a tensor is needed"
+        if not part.numel():
+            return f"{name} has no numbers: it is empty"
         if part.is_floating_point():
             return f"{name} is a tensor of {str(part.dtype).removeprefix('torch.')}, where whole numbers are needed"
     return "" if isinstance(got[2], list | tuple) else f"starts is {quote(got[2])}, where a list is needed"
@@ -108,6 +115,11 @@ OWN = "keys[index], values[index]"
 EACH_MISTAKES = [
     ("one stream", "each row reads the keys of all requests: they must read their own request's only",
      (OWN, "torch.cat(keys), torch.cat(values)")),
+    ("one attend", "you call attend once for the whole stream: rows read the keys of other requests",
+     ("return torch.cat(parts)", "return attend(q, torch.cat(list(keys)), torch.cat(list(values)))")),
+    ("places", "starts counts the rows of the stream, and you take it as the places of the keys",
+     (OWN, "torch.cat(list(keys))[start:end], torch.cat(list(values))[start:end]")),
+    ("keys twice", "you pass the keys as values too", (OWN, "keys[index], keys[index]")),
     ("neighbour", "a request reads its neighbour's keys and values", (OWN, "keys[index - 1], values[index - 1]")),
     ("the first's", "all requests read the first one's keys and values", (OWN, "keys[0], values[0]")),
     ("neighbour's values", "a request reads its own keys and another's values",
@@ -156,14 +168,15 @@ def check_3_2(c, answer):
     runs = c.cases("it attends", answer, rows.SIZES, rows.attended, rows.digest, draw_sizes)
     odd = next((run.got for run in runs if getattr(run.got, "shape", None) != run.want.shape), None)
     shape = f"a tensor of shape {list(odd.shape)}" if isinstance(odd, torch.Tensor) else quote(odd)
-    if not c.true("one tensor, of the shape of q", odd is None, f"you have {shape}, which is not q's shape"):
+    shape += " (it is empty)" if isinstance(odd, list | tuple) and not odd else ""
+    if not c.true("one tensor, of the shape of q", odd is None, f"you have {shape}, which is not q's shape", points=0):
         return c.wait("the rest")
     right = []
     for name in rows.SIZES:
         trouble = next(filter(None, (wrong_row(run) for run in runs if run.case == name)), "")
         right.append(c.true(name, not trouble, trouble))
     trouble = next(filter(None, map(wrong_row, runs[len(rows.SIZES) :])), "")
-    if not all(right) or not c.true("drawn sizes", not trouble, trouble, points=0):
+    if not all(right) or not c.true("drawn sizes", not trouble, trouble):
         return c.wait("the real engine")
     in_the_engine(c, attend_each=answer)
 
@@ -201,11 +214,23 @@ def other_last(operation, x, positions):
     return torch.allclose(operation(other, positions)[:-1], operation(x, positions)[:-1], atol=1e-4)
 
 
+def foreign_behind(operation, x, positions):
+    both = operation(torch.cat((x, torch.randn_like(x))), torch.cat((positions, positions)))
+    return torch.allclose(both[: len(x)], operation(x, positions), atol=1e-4)
+
+
+def always_true(operation, x, positions):
+    return True
+
+
 CLOSE = "torch.allclose(alone[0], together[row], atol=1e-4)"
 ROW_MISTAKES = [
     ("moved", "you only move the rows about: an operation that mixes all rows alike does not notice", permuted),
     ("neighbours", "you change the neighbours, and never the row's place in the stream", other_neighbours),
     ("last neighbour", "you change the last row and look at those before it: rows may meet elsewhere", other_last),
+    ("foreign behind", "you put foreign rows behind only: an operation that looks back does not notice",
+     foreign_behind),
+    ("always True", "you say True of every operation: the test must be able to fail", always_true),
     ("bits", "you ask for equal bits: a product may add up one row in another order than many", (CLOSE,
      "torch.equal(alone[0], together[row])")),
     ("loose", "you allow so large a difference that a small share of other rows passes", ("1e-4", "0.1")),
@@ -227,10 +252,23 @@ def draw_operations(random):
 @exercise("3.3", points=4, solution=is_row_wise, mistakes=ROW_MISTAKES)
 def check_3_3(c, answer):
     runs = c.cases("it answers", answer, [(name, 1) for name in rows.OPERATIONS], rows.asked, drawn=draw_operations)
-    for line, names in (("row-wise operations", rows.ROW_WISE), ("operations in which rows meet", rows.MEETING)):
-        wrong = [run for run in runs if run.case[0] in names and run.got != run.want]
-        told = f"of {wrong[0].case[0]!r} you say {quote(wrong[0].got)}" if wrong else ""
-        c.true(line, not wrong, f"{told}; {len(wrong)} answers are wrong", points=2)
+    odd = next((run.got for run in runs if not is_answer(run.got)), None)
+    if not c.true("True or False", odd is None, f"you have {quote(odd)}, where True or False is needed", points=0):
+        return c.wait("the rest")
+    lines = ("row-wise operations", rows.ROW_WISE), ("operations in which rows meet", rows.MEETING)
+    wrong = {line: [run for run in runs if run.case[0] in names and run.got != run.want] for line, names in lines}
+    alike = len({bool(run.got) for run in runs}) == 1
+    if not c.true("it tells operations apart", not alike, "you say the same of all operations", points=0):
+        return c.wait("the rest")
+    for line, runs in wrong.items():
+        told = f"of {runs[0].case[0]!r} you say {quote(runs[0].got)}" if runs else ""
+        count = "1 answer is" if len(runs) == 1 else f"{len(runs)} answers are"
+        c.true(line, not runs, f"{told}; {count} wrong", points=2)
+
+
+def is_answer(got) -> bool:
+    """True, False, or what NumPy and torch have for them."""
+    return isinstance(got, bool) or (str(getattr(got, "dtype", "")).endswith("bool") and got.shape == ())
 
 
 # 3.4
@@ -254,6 +292,10 @@ SAMPLE_MISTAKES = [
      ("torch.where(temperature > 0, drawn, logits.argmax(-1))", "drawn"),
      (T, "logits / torch.where(temperature > 0, temperature, torch.ones(()))[:, None]")),
     ("always greedy", "you take the most likely token, and use no noise", ("kept + noise", "kept")),
+    ("by zero", "you divide by temperature 0: the numbers are no longer finite", (T, "logits / temperature[:, None]"),
+     ("torch.where(temperature > 0, drawn, logits.argmax(-1))", "drawn")),
+    ("along the rows", "the cumulative probability runs over the requests, and not over the tokens of each",
+     ("cumsum(-1)", "cumsum(0)")),
     ("all greedy", "one request at temperature 0 makes the whole batch greedy",
      ("temperature > 0", "temperature.min() > 0")),
     ("first's temperature", "all requests get the first one's temperature", ("1e-5)[:, None]", "1e-5)[0]")),
@@ -295,6 +337,14 @@ def wrong_token(run) -> str:
     return ""
 
 
+def changed_logits(answer, case) -> bool:
+    logits, *others = rows.batch_of(case)
+    before = logits.clone()
+    torch.manual_seed(case[1])
+    ends(answer, logits, *others)
+    return not torch.equal(before, logits)
+
+
 @exercise("3.4", points=6, solution=sample, mistakes=SAMPLE_MISTAKES, part=True)
 def check_3_4(c, answer):
     cases = [(name, seed) for seed, name in enumerate(rows.SETTINGS)]
@@ -302,6 +352,12 @@ def check_3_4(c, answer):
     odd = [run.got for run in runs if getattr(run.got, "shape", None) != run.want.shape or run.got.is_floating_point()]
     told = f"you have {quote(odd[0])}, where a tensor of {rows.REQUESTS} token ids is needed" if odd else ""
     if not c.true("one token id for each request", not odd, told, points=0):
+        return c.wait("the rest")
+    changed = any(changed_logits(answer, run.case) for run in runs)
+    if not c.true("logits stay as they are", not changed, "you change logits in place: make a copy", points=0):
+        return c.wait("the rest")
+    others = [wrong_token(run) for run in runs[1:4]]
+    if not c.true("temperature above 0 draws", not all(others), next(filter(None, others), ""), points=0):
         return c.wait("the rest")
     for name, run in zip(rows.SETTINGS, runs):
         own = runs[4:] if name == "each with its own" else [run]
@@ -359,8 +415,14 @@ BUG_MISTAKES = [
      keys_cut("r.keys.shape[1]")),
     ("one by one", "you run the model once for each request: the tokens are right, but it is no batch",
      ("batch):\n", "batch):\n    if len(batch) > 1:\n        return [iteration(model, [r]) for r in batch]\n")),
-    ("prompt again", "`computed` does not move, and so the whole request is computed anew in each iteration",
+    ("not moved", "`computed` does not move: the line that sets it is missing",
      ("        r.computed = len(r.tokens)\n", "")),
+    ("anew", "the whole request is computed anew in each iteration: its older keys are there already",
+     ("len(r.tokens) - r.computed for", "len(r.tokens) for"), ("r.tokens[r.computed :]", "r.tokens"),
+     ("range(r.computed, len", "range(0, len"), ("[layer, r.computed : length]", "[layer, :length]")),
+    ("from 0", "your positions begin at 0 in each iteration: they were right as they stood",
+     ("range(r.computed, len(r.tokens))]", "range(len(r.tokens) - r.computed)]")),
+    ("one short", "the keys are one too short: a row reads its own key as well", keys_cut("max(1, len(r.tokens) - 1)")),
     ("along the stream", "your positions count along the stream: they were right as they stood",
      ("torch.tensor(positions)", "torch.arange(len(tokens))")),
     ("first rows", "each next token comes from a request's first row: the last one was right",
@@ -384,6 +446,9 @@ def wrong_output(run) -> str:
 def check_3_5(c, answer):
     runs = c.cases("it runs", answer, rows.BATCHES, rows.ran, drawn=draw_joins)
     each, prefill, *alike = runs[:4]
+    trouble = wrong_output(prefill)
+    if not c.true("prompts of unequal length", not trouble, trouble, points=0):
+        return c.wait("the rest")
     groups = {"a request alone, and two alike": alike, "both prefill": [prefill], "one of each": [each, *runs[4:]]}
     for name, group in groups.items():
         trouble = next(filter(None, map(wrong_output, group)), "")
