@@ -235,7 +235,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
         1,
         "static_waste([4], 1) gives",
     ),
-    "2.2 static, with the cap looked at": (STATIC_WITH_A_CAP, 7, "and that is static batching"),
+    "2.2 static, with the cap looked at": (STATIC_WITH_A_CAP, 4, "and that is static batching"),
     "2.2 the package's own loop": (
         schedule(f"self._admit()\n{PLAN}"),
         0,
@@ -251,7 +251,18 @@ ODD = {  # what a learner wrote: points, and what the grader says
     "2.2 None is compared": (
         orca.check_2_2.source(orca.check_2_2.mistakes[0]._replace(changes=[("joined ==", "joined >=")])),
         0,
-        "'>=' not supported between instances of 'int' and 'NoneType' at line 10 of your cell",
+        "TypeError: max_prefills is None, which is no number at line 10 of your cell",
+    ),
+    "2.2 None is counted": (
+        schedule(f"for _ in range(self.max_prefills):\n    pass\n{PLAN}"),
+        0,
+        "most likely: max_prefills may be None: no limit.",
+    ),
+    "2.2 another TypeError": (schedule("return len(None)"), 0, "object of type 'NoneType' has no len() at line 5"),
+    "2.2 one request at a time": (
+        twin(orca.check_2_2, "one by one").replace("self.max_num_seqs:", "1:"),
+        4,
+        "the rest: not looked at, 3 points wait",
     ),
     "2.3 no step": ("def my_steps():\n    return [('add', 1, 30)]", 0, "('add', 1, 30) is no step: write"),
     "2.3 too large": (
@@ -271,6 +282,11 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "you use the package's own reserve, or its helpers: write yours",
     ),
     "2.4 no Slots": ("class MySlots:\n    pass", 0, "MySlots is no Slots: begin it with `class MySlots(Slots)`"),
+    "2.4 nothing is granted": (
+        "class MySlots(Slots):\n    def reserve(self, request):\n        return False",
+        0,
+        "5 slots asked for, holes at 0 to 19: you refuse",
+    ),
     "2.4 best fit": (twin(orca.check_2_4, "best fit"), 2, "it gets the beginning of the first hole"),
     "2.4 tuples": (
         twin(orca.check_2_4, "rest lost").replace("[]\n", "[(rest.start, rest.stop)]\n"),
@@ -310,7 +326,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "you call the package's own _admit: write yours",
     ),
     "2.6 nobody runs": (filler("return []"), 0, "the plan is empty, and 5 requests wait"),
-    "2.6 Orca is valid": (twin(orca.check_2_6, "nobody overtakes"), 4, "idle slot-steps"),
+    "2.6 Orca is valid": (twin(orca.check_2_6, "nobody overtakes"), 3, "idle slot-steps"),
 }
 
 
@@ -320,7 +336,7 @@ class TestOrca(Audit):
 
     @pytest.mark.slow
     def test_a_static_scheduler_is_blamed_once(self, rows):
-        """Late without a cap, it is late with one; the cap itself it keeps."""
+        """Late without a cap, it is late with one: the cap is not looked at."""
         assert "max_prefills" not in " ".join(rows["2.2 static, with the cap looked at"]["messages"])
 
 

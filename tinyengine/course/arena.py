@@ -15,7 +15,8 @@ EDGE = "#1b1f24"
 
 def asking(name: str, slots: int) -> Request:
     """A request that reserves so many slots."""
-    return Request(name, [1] * (slots - 1), SamplingParams(max_tokens=1))
+    output = min(2, slots - 1)
+    return Request(name, [1] * (slots - output), SamplingParams(max_tokens=output))
 
 
 class Played:
@@ -90,7 +91,7 @@ class Filled:
     """One run of a class of Slots under watch: a step that is refused is passed over, and its end too.
 
     case: (steps, n_slots). faults: {rule: the first sentence}; behind one of "books" nothing is tried. seen: what each
-    step left. rows: as those of Played.
+    step left. rows: as those of Played. granted: how many requests.
     """
 
     rules = {
@@ -101,7 +102,7 @@ class Filled:
 
     def __init__(self, slots_class, case: tuple):
         steps, n_slots = case
-        self.faults, self.seen, self.rows, self.requests = {}, [], [], {}
+        self.faults, self.seen, self.rows, self.requests, self.granted = {}, [], [], {}, 0
         self.memory = self._own(slots_class)(n_slots)
         try:
             for kind, name, *slots in steps:
@@ -146,6 +147,7 @@ class Filled:
         if first.start != request.table[0]:
             self.faults.setdefault("first", f"{asked}: you give {places(as_ranges(request.table))}")
         self.requests[name] = request
+        self.granted += 1
         return f"add {name} {slots}"
 
     def _end(self, name: str) -> str:
@@ -175,7 +177,9 @@ class Filled:
         if not set(table) <= set(free):
             return f"you give {given}, which is not all free"
         if self.memory.holders.get(request.request_id) is not request:
-            return "self.holders does not have the request, so release() will not find it"
+            there = any(holder is request for holder in self.memory.holders.values())
+            lack = "has the request under another key" if there else "does not have the request"
+            return f"self.holders {lack}, so release() will not find it under its request_id"
         odd = [hole for hole in holes if not isinstance(hole, range)]
         if odd:
             return f"self.holes has {quote(odd[0])} in it, {a_type(odd[0])}, where a range is needed"
@@ -249,17 +253,14 @@ def draw_capacity(capacity, setups: dict[str, tuple]) -> None:
     for y, (memory, utilisation, weights, kv_bytes, n_max) in enumerate(setups.values()):
         n_slots, requests = capacity(memory, utilisation, weights, kv_bytes, n_max)
         reserved, left = requests * n_max * kv_bytes, (n_slots - requests * n_max) * kv_bytes
-        parts = [("weights", weights, "#BBBBBB"), (f"{requests} x {n_max:,} slots", reserved, COLORS[0])]
         begin = 0
-        for label, size, color in [*parts, ("", left, COLORS[1])]:
-            axes.broken_barh([(begin, size / memory)], (y - 0.35, 0.7), facecolor=color, edgecolor=EDGE)
-            axes.text(
-                begin + size / memory / 2, y, label if size > memory / 8 else "", ha="center", va="center", color=EDGE
-            )
+        for size, color in ((weights, "#BBBBBB"), (reserved, COLORS[0]), (left, COLORS[1])):
+            axes.broken_barh([(begin, size / memory)], (y - 0.2, 0.55), facecolor=color, edgecolor=EDGE)
             begin += size / memory
-        axes.plot([utilisation] * 2, [y - 0.45, y + 0.45], color="#D55E00", linewidth=2)
+        axes.text(0, y - 0.25, f"{requests:,.0f} requests of {n_max:,} K/V slots", va="bottom", color=EDGE)
+        axes.plot([utilisation] * 2, [y - 0.25, y + 0.4], color="#D55E00", linewidth=2)
     axes.axvline(1, color=EDGE)
-    axes.set(ylim=(len(setups) - 0.5, -0.5), xlabel="share of the device's memory (red line: utilisation)")
+    axes.set(ylim=(len(setups) - 0.5, -0.5), xlabel="share of the device's memory (red: utilisation, black: all of it)")
     axes.set_title("grey: weights, blue: reserved, orange: K/V slots too few for one more request", fontsize=10)
     axes.set_yticks(range(len(setups)), setups)
     axes.spines[:].set_visible(False)
