@@ -34,7 +34,7 @@ def put(figure: Figure, words: str) -> None:
 def draw_rows(**runs: Sequence[Sequence[int]]) -> None:
     """A panel for each run: which positions each step computes (dark), and which have K/V from an earlier one (pale).
     runs: by name, for each step its positions."""
-    figure = blank(1.4 + 2.5 * len(runs), 2.7)
+    figure = blank(1.1 + 2.0 * len(runs), 2.3)
     panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     height = 1 + max(position for steps in runs.values() for step in steps for position in step)
     for axes, (name, steps) in zip(panels, runs.items()):
@@ -81,7 +81,7 @@ def draw_attend(attend: Callable) -> None:
     """The weights with which 3 new of 6 tokens look at all of them: the output where the values are unit vectors."""
     q, keys, _ = tensors((3, 6, 1, 1, 6))
     weights = plain(attend(q, keys, torch.eye(6, dtype=torch.float64)[:, None])[:, 0])
-    figure = blank(5.0, 2.2)
+    figure = blank(4.2, 1.9)
     axes = figure.subplots()
     axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
     for query, row in enumerate(weights):
@@ -105,7 +105,7 @@ def draw_ridge(
     """Milliseconds of computing and of reading by rows, for a model in bf16 whose rows each read K/V of so many tokens;
     a dotted line where the answer sees the ridge."""
     (bandwidth, flops), rows = GPUS[gpu], range(1, 513)
-    figure = blank(7.2, 3.0)
+    figure = blank(6.0, 2.5)
     axes, places = figure.subplots(), []
     axes.plot(rows, [2e3 * weights * n / flops for n in rows], color="black", label="computing")
     for context, colour in zip(contexts, COLOURS):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import cache
+from time import perf_counter
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,21 @@ class Step:
 
         hidden = self.model(torch.tensor(tokens), torch.tensor(positions), attend)
         return self.model.logits(hidden[-1:]).argmax().item()
+
+
+def read_once(step):
+    """The loop of lesson 00 that reads each token once: loop(prompt, n_outputs) -> the output, and its log."""
+
+    def loop(prompt, n_outputs, step=step):
+        outputs, log, new, first = [], [], prompt, 0
+        while len(outputs) < n_outputs:
+            began = perf_counter()
+            outputs.append(step(new, range(first, first + len(new))))
+            log.append((first, len(new), perf_counter() - began))
+            new, first = outputs[-1:], first + len(new)
+        return outputs, log
+
+    return loop
 
 
 def steps_trace(prompt: int, steps: Sequence[tuple[int, int, float]], name: str = "loop") -> Trace:
