@@ -151,7 +151,7 @@ def test_a_loop_without_end_is_stopped(capsys):
     exec(compile("def f(x):\n    while x:\n        pass\n    return 7", "<ipython-input-8>", "exec"), names)
     assert ends(names["f"], 0) == 7
     before = sys.gettrace()
-    with pytest.raises(Endless, match="a loop never ends, and your code was stopped after 1,000 lines"):
+    with pytest.raises(Endless, match="a loop never ends, or far too late: your code was stopped after 1,000 lines"):
         ends(names["f"], 1, lines=1000)
     assert sys.gettrace() is before
     shown = failing(capsys, lambda c: c.run("f", lambda: ends(names["f"], 1)))

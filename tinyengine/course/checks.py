@@ -63,7 +63,7 @@ def ends(function, *args, lines=200_000, seconds=5):
         nonlocal left
         left -= 1
         if left < 0:
-            raise Endless(f"a loop never ends, and your code was stopped after {lines:,} lines")
+            raise Endless(f"a loop never ends, or far too late: your code was stopped after {lines:,} lines")
         if left % 64 == 0:
             look(time.thread_time())
         return count
