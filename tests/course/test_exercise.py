@@ -136,7 +136,8 @@ def test_an_endless_loop_is_stopped_at_its_line(capsys):
     file = "/tmp/ipykernel_1/endless.py"
     linecache.cache[file] = len(source), None, source.splitlines(True), file
     exec(compile(source, file, "exec"), names)
-    assert "a loop never ends, or far too late: your code was stopped after 200,000 lines at line" in say(capsys, names["halves"])
+    said = say(capsys, names["halves"])
+    assert "a loop never ends, or far too late: your code was stopped after 200,000 lines at line" in said
 
 
 def test_a_mistake_of_one_group_of_cases_is_told_for_its_own_lines(capsys):
