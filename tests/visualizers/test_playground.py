@@ -13,6 +13,15 @@ from visualizers.dummy import STAGES
 from visualizers.sandbox import WAIT
 
 
+@pytest.fixture(autouse=True)
+def no_loop():
+    """The browser of other tests leaves its event loop running in this thread; here only a test's own may run."""
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    yield
+    asyncio._set_running_loop(running)
+
+
 def test_the_stages_are_those_of_the_engine():
     stages = pytest.importorskip("tinyengine.stages").STAGES
     for name, (scheduler, memory, is_padded) in STAGES.items():
