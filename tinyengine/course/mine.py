@@ -23,6 +23,7 @@ STAGE_PARTS = {
     "static": (1, ("rectangle", "MyStatic", "MySlots", "sample")),
     "orca": (2, ("rectangle", "MyOrca", "MySlots", "sample")),
     "selective": (3, ("MyOrca", "MySlots", "flat", "attend", "attend_each", "sample")),
+    "paged": (4, ("MyPaged", "MyBlocks", "flat", "paged_attention", "sample")),
 }
 
 PLACES = {  # what each is in the engine, as a sentence names the package's

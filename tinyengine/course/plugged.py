@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import torch
 
-from tinyengine.attention import PerRequest, one_request
+from tinyengine.attention import Padded, PagedAttention, PerRequest, one_request
 from tinyengine.batch import Batch
 from tinyengine.course.checks import ends, quote
 from tinyengine.course.mine import PartError, blamed
@@ -49,19 +49,23 @@ def plugged(model, stage, parts, num_slots=None, max_num_seqs=8, block_size=16, 
     """An Engine with these parts in place of the package's."""
     num_slots = check_sizes(model, num_slots, block_size, max_num_seqs=max_num_seqs)
     scheduler, memory, attention = STAGES[stage]
-    scheduler = parts.get("MyStatic") or parts.get("MyOrca") or scheduler
+    scheduler = parts.get("MyStatic") or parts.get("MyOrca") or parts.get("MyPaged") or scheduler
+    memory = parts.get("MySlots") or parts.get("MyBlocks") or memory
     try:
-        made = guarded(scheduler)(parts.get("MySlots", memory).for_arena(num_slots, block_size), max_num_seqs)
+        made = guarded(scheduler)(memory.for_arena(num_slots, block_size), max_num_seqs)
     except Exception as error:
         raise PartError(blamed(error, parts)) from None
     engine = PluggedEngine(model, stage, scheduler=made, fast=False, **options)
     engine.parts, engine.called = parts, parts.keys() & {type(made).__name__, type(made.memory).__name__}
     if attention is PerRequest and {"attend", "attend_each"} & parts.keys():
         engine.attention = Each(engine.attention.cache, attention_of(parts, engine.called))
-    if attention is PerRequest and "flat" in parts:
+    if attention is PagedAttention and "paged_attention" in parts:
+        engine.attention = OverBlocks(engine.attention.cache, parts["paged_attention"])
+        engine.called.add("paged_attention")
+    if attention is not Padded and "flat" in parts:
         engine.attention.layout = laid_flat(parts["flat"])
         engine.called.add("flat")
-    if attention is not PerRequest and "rectangle" in parts:
+    if attention is Padded and "rectangle" in parts:
         engine.attention.layout = laid_in_a_rectangle(parts["rectangle"])
         engine.called.add("rectangle")
     return engine
@@ -101,6 +105,26 @@ class Each(PerRequest):
             self.cache.write(layer, batch.slot_mapping, k, v)
             keys, values = zip(*(self.cache.read(layer, own) for own in slots))
             return self.each(q, batch.starts, list(keys), list(values))
+
+        return attend
+
+
+class OverBlocks(PagedAttention):
+    """Attention over blocks by one function: paged_attention(q, keys, values, cu_seqlens_q, seqused_k, block_table)."""
+
+    def __init__(self, cache, function):
+        super().__init__(cache)
+        self.function = function
+
+    def __call__(self, batch):
+        where = batch.cu_seqlens_q, batch.seqused_k, batch.block_table
+
+        def attend(layer, q, k, v):
+            self.cache.write(layer, batch.slot_mapping, k, v)
+            keys, values = self.cache.keys[layer], self.cache.values[layer]
+            out = ends(self.function, q, keys, values, *where, lines=LINES)
+            need("paged_attention", is_tensor(out, *q.shape), out, f"a tensor of shape {list(q.shape)}")
+            return out.to(q.dtype)
 
         return attend
 

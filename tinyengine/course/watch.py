@@ -127,7 +127,7 @@ class Watch:
         told = " and ".join(f"{name} = {value}" for name, value in settings.items())
         self.label = f"case {named or case!r}" + (f" with {told}" if told else "")
         self.turn = {f"r{number}": number for number in range(len(sizes))}
-        self.memory = Ledger(n_slots, self.note)
+        self.memory = self.arena(n_slots)
         self.faults, self.when, self.plans, self.late, self.idle = {}, {}, [], "", 0
         scheduler = self._scheduler()
         self.trace = new_trace(scheduler)
@@ -136,6 +136,10 @@ class Watch:
             self.idle = sum(self.max_num_seqs - len(iteration.spans) for iteration in self.trace.iterations)
         except Halt:
             pass
+
+    def arena(self, n_slots: int):
+        """The memory of the run."""
+        return Ledger(n_slots, self.note)
 
     def _scheduler(self):
         """A new scheduler of the class, whose every plan is looked at."""
