@@ -438,7 +438,7 @@ KERNEL_MISTAKES = [
     ("first row", "all requests read the first row of the table",
      ("block_table + request * most_blocks + tile", "block_table + tile")),
     ("no mask", "slots behind the last key count as keys", ("tile * SIZE + place < length", "place < SIZE")),
-    ("within the block", "you compare the place in the block with the length: which position is it?",
+    ("within the block", "you compare the place in the block with the length, where the position is needed",
      ("tile * SIZE + place < length", "place < length")),
     ("zero scores", "a slot behind the last key has score 0, which is a weight like any other: it must have none",
      ('tl.where(real, tl.sum(k * query[None, :], 1), -float("inf"))', "tl.sum(k * query[None, :], 1)")),
