@@ -38,7 +38,7 @@ class MyBlocks(Blocks):
     """A pool of blocks, given out one by one as requests grow."""
 
     def take(self, n_blocks):
-        """Takes that many blocks out of self.free, and returns their numbers in a list."""
+        """Takes that many blocks out of self.free: a list of their numbers."""
         return [self.free.popleft() for _ in range(n_blocks)]
 
     def grow(self, request, n_slots):
@@ -339,7 +339,7 @@ class MyPaged(Scheduler):
         return plan
 
     def preempt(self, request):
-        """Its blocks go back; it waits in front, and will compute all of its tokens anew."""
+        """Its blocks go back; it waits in front, to compute all its tokens anew."""
         self.running.remove(request)
         self.memory.release(request)
         request.computed = 0
