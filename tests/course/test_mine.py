@@ -10,6 +10,7 @@ from tinyengine.course import mine
 from tinyengine.course.grader import graded_copy, manifest, part_source
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.notebooks import read
+from tinyengine.course.referees import paged
 from tinyengine.metrics import measure
 from tinyengine.workload import Item, Workload, workload
 
@@ -102,6 +103,10 @@ def sample(logits, temperature, top_p, noise):
 """,
 }
 OF = {"static": ["MyStatic", "MySlots", "rectangle", "sample"], "orca": ["MyOrca", "MySlots", "rectangle", "sample"]}
+PARTS["MyPaged"] = f"from tinyengine.scheduler import Scheduler\n\n{getsource(paged.MyPaged)}"
+PARTS["MyBlocks"] = f"from tinyengine.memory import Blocks\n\n{getsource(paged.MyBlocks)}"
+PARTS["paged_attention"] = f"import torch\nfrom itertools import pairwise\n\n{getsource(paged.paged_attention)}"
+OF["paged"] = ["MyPaged", "MyBlocks", "flat", "paged_attention", "sample"]
 OF["selective"] = ["MyOrca", "MySlots", "flat", "attend", "attend_each", "sample"]
 CASES = [(stage, [name]) for stage, names in OF.items() for name in names]
 CASES += [(stage, names) for stage, names in OF.items()] + [("static", []), ("selective", ["attend", "attend_each"])]
@@ -325,5 +330,5 @@ def test_the_first_wrong_token_is_told(kept, capsys, of_the_course):
 
 def test_a_stage_without_parts_is_refused(kept, tiny):
     kept()
-    with pytest.raises(ValueError, match="stage is 'paged', but the stages with parts of yours are static, orca, sel"):
-        mine.engine(tiny, "paged")
+    with pytest.raises(ValueError, match="stage is 'chunked', but the stages with parts of yours are static, orca,"):
+        mine.engine(tiny, "chunked")
