@@ -4,7 +4,6 @@ two tokens, and runs without the noise of the machine."""
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from statistics import median
 
 from tinyengine.memory import Blocks, Slots
 from tinyengine.metrics import token_times
@@ -69,12 +68,12 @@ def first_token(trace: Trace, request_id: str) -> float:
     return token_times(trace)[request_id][0] - trace.requests[request_id].arrival
 
 
-def typical(traces: Sequence[Trace]) -> Trace:
-    """A run in which every iteration took its median over several runs of the same plans: a longest gap of one run
-    would report when the machine was away."""
+def undisturbed(traces: Sequence[Trace]) -> Trace:
+    """A run in which every iteration took its least time over several runs of the same plans: what its work costs. The
+    longest gap of a single run would report when the machine was away."""
     ends = [[trace.iterations[0].time, *(iteration.end for iteration in trace.iterations)] for trace in traces]
     taken = ([end - start for start, end in pairwise(moments)] for moments in ends)
-    durations = [median(column) for column in zip(*taken, strict=True)]
+    durations = [min(column) for column in zip(*taken, strict=True)]
     starts = accumulate(durations, initial=ends[0][0])
     iterations = [
         replace(iteration, time=start, duration=duration)
