@@ -231,8 +231,33 @@ ODD = {  # what a learner wrote: points, and what the grader says
 }
 
 
+POINTS = {  # a misconception that the lesson is about loses most, a slip little
+    "1.1 left": 0,
+    "1.1 last column": 3,
+    "1.2 everything": 0,
+    "1.2 future": 0,
+    "1.2 padded keys": 1,
+    "1.2 NaN": 3,
+    "1.3 joins": 2,
+    "1.3 one by one": 3,
+    "1.3 no reserve": 4,
+    "1.3 lost": 8,
+    "1.3 too many": 8,
+    "1.3 not set": 8,
+    "1.4 streamed": 2,
+    "1.4 each batch at 0": 0,
+    "1.5 arrival": 0,
+    "1.5 shortest first": 2,
+    "1.5 last": 2,
+}
+
+
 class TestStatic(Audit):
     stem, checks, right, odd = "01_static", CHECKS, RIGHT, ODD
+
+    @pytest.mark.slow
+    def test_a_misconception_loses_more_than_a_slip(self, rows):
+        assert {name: rows[name]["points"] for name in POINTS} == POINTS
 
 
 # What the notebook says, measured.

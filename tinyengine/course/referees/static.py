@@ -52,8 +52,11 @@ RECTANGLE_MISTAKES = [
     ("left, last", "you pad on the left, and last as if the padding stood on the right",
      ("[line, :n]", "[line, width - n :]")),
     ("left, columns", "you pad on the left, and your positions count the columns of the line",
+     (RANGE, "positions[line] = torch.arange(width)"), ("[line, :n]", "[line, width - n :]"),
+     (LAST, "[width - 1] * len(chunks)")),
+    ("left, from 0", "you pad on the left, and your positions begin at 0 in each chunk",
      ("[line, :n]", "[line, width - n :]"), (LAST, "[width - 1] * len(chunks)"),
-     ("= torch.arange(first, first + n)", "= torch.arange(width - n, width)")),
+     ("torch.arange(first, first + n)", "torch.arange(n)")),
     ("from 0", "your positions begin at 0 in each chunk, also where older tokens of the request stand before it",
      ("arange(first, first + n)", "arange(n)")),
     ("from 1", "your positions are one too high: first_position is that of the chunk's first token",
@@ -68,6 +71,10 @@ RECTANGLE_MISTAKES = [
      ("len(token_ids) - 1 for", "len(token_ids) for")),
     ("along the rows", "last counts along the rows of the whole batch: the column in the request's own line is needed",
      (LAST, "[len(ids) - 1 + line * width for line, (ids, _) in enumerate(chunks)]")),
+    ("from the end", "last is -1 for every request: a short one ends before the last column",
+     (LAST, "[-1] * len(chunks)")),
+    ("position", "last is the position of a request's last token, but its column is needed",
+     (LAST, "[first + len(token_ids) - 1 for token_ids, first in chunks]")),
     ("ids", "last holds token ids, but the number of a column is needed", (LAST, "[ids[-1] for ids, _ in chunks]")),
     ("id 0", "you take each token with id 0 for padding, but a request may hold that token too",
      ("positions, real, last", "positions, tokens != 0, last")),
@@ -153,6 +160,7 @@ def mask(real, n):
 
 SEES = "causal & real[:, None] | itself"
 MASK_MISTAKES = [
+    ("everything", "every token sees every key", (SEES, "torch.ones(len(real), n, width, dtype=torch.bool)")),
     ("padded keys", "a token sees keys of padding", (SEES, "causal.expand(len(real), n, width)")),
     ("future", "a token sees keys of tokens that come after it", ("causal & ", "")),
     ("top left", "your mask is aligned to the top left: the newest column comes after all others",
@@ -265,6 +273,9 @@ class MyStatic(Scheduler):
 REFUSED = "not self.memory.reserve(self.waiting[0])"
 STATIC_MISTAKES = [
     ("joins", "a request joins while others of the batch still run", ("if not self.running:", "if True:")),
+    ("joins later", "requests join whenever a batch slot is free, also beside others that still run",
+     ("if not self.running:", "began = not self.running\n        if True:"),
+     ("            self.batch_size =", "            self.batch_size = self.batch_size if not began else")),
     ("one by one", "a batch begins with one request, however many batch slots are free",
      ("append(self.waiting.popleft())", "append(self.waiting.popleft())\n                break")),
     ("too many", "you admit one request too many: a batch slot must be free before a request joins",
@@ -282,10 +293,15 @@ STATIC_MISTAKES = [
      ("break", "self.waiting.append(self.waiting.popleft())\n                    break")),
     ("lost", "you take a request out of the queue before the memory has granted it, and forget it when it is refused",
      ("self.waiting[0]", "request := self.waiting.popleft()"), ("append(self.waiting.popleft())", "append(request)")),
+    ("lost, and on", "you forget each request that is refused, and go on to the next",
+     ("self.waiting[0]", "request := self.waiting.popleft()"), ("append(self.waiting.popleft())", "append(request)"),
+     ("break", "continue")),
     ("asks for ever", "a refused request is asked for again and again: leave the loop when the memory refuses",
      ("break", "continue")),
     ("one token", "you plan one token each, but in its first iteration a request computes its whole prompt",
      ("request.gap", "1")),
+    ("prompt again", "you plan the whole prompt in every iteration, but a decode step computes one token",
+     ("request.gap", "request.num_prompt_tokens")),
     ("first only", "the plan has only requests that begin, but all that run are served",
      ("in self.running]", "in self.running if not request.computed]")),
     ("no return", "schedule() makes a plan and does not return it", ("return ", "")),
@@ -342,7 +358,7 @@ class StaticWatch(Watch):
         elif joined:
             self.note("batch", f"{some(joined, 'request')} join{'s' * (joined == 1)} a batch that has not ended")
         size = getattr(self.scheduler, "batch_size", None)
-        if running and size != self.began:
+        if running and size != self.began and "batch" not in self.faults:
             self.note("height", f"batch_size is {quote(size)}, and the batch began with {some(self.began, 'request')}")
 
 
@@ -560,6 +576,6 @@ def check_1_5(c, answer):
     where = f"for the outputs {slow.case[0]} in {some(slow.case[1], 'batch slot')}"
     c.par("idle slot-steps", slow.got.idle, slow.want.idle, where=where)
     wrong = next((run for run in runs if run.got.more), None)
-    told = wrong and (f"best_order{wrong.case}: with your order the request that you name pays "
-                      f"{some(wrong.got.paid, 'iteration')}, and another pays more")  # fmt: skip
+    paid = wrong and ("pays " if wrong.got.paid >= 0 else "gains ") + some(abs(wrong.got.paid), "iteration")
+    told = wrong and f"best_order{wrong.case}: with your order the request that you name {paid}, and another pays more"
     c.true("who pays most for your order", wrong is None, told)
