@@ -221,12 +221,12 @@ ODD = {  # what a learner wrote: points, and what the grader says
     "1.5 one is missing": (
         "def best_order(outputs, n):\n    return list(range(1, len(outputs))), 0",
         0,
-        "your order is [1, 2, 3], but it must hold each of 0 to 3 once",
+        "your order is [1, 2, 3], but it must hold each request's number, 0 to 3, once",
     ),
     "1.5 no request": (
         "def best_order(outputs, n):\n    return list(range(len(outputs))), 99",
         0,
-        "who is 99, where the number of a request is needed",
+        "who is 99, where a request's number, 0 to 3, is needed",
     ),
 }
 

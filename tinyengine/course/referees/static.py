@@ -435,7 +435,8 @@ WAITS_MISTAKES = [
      (EACH, "(begin + 1, begin + output, end - begin)")),
     ("all at the end", "you return every request when the whole queue has ended, but each batch returns at its own end",
      ("return found", "return [(one, other, begin) for one, other, _ in found]")),
-    ("swapped", "you give the last token and the return in the other order", (EACH, "(begin + 1, end, begin + output)")),
+    ("swapped", "you give the last token and the return in the other order",
+     (EACH, "(begin + 1, end, begin + output)")),
     ("last batch", "you leave out the last batch where it is not full",
      ("range(0, len(outputs)", "range(0, len(outputs) - max_num_seqs + 1")),
     ("all at once", "you put the whole queue into one batch, but only max_num_seqs requests are a batch",
@@ -569,7 +570,7 @@ def check_1_5(c, answer):
     if not c.true("an order, and the number of a request", odd is None, told, points=0):
         return c.wait("the rest")
     idle, arrival = (sum(getattr(run.got, name) for run in runs) for name in ("idle", "arrival"))
-    told = f"your orders leave {some(idle, 'slot-step')} idle in all cases together, and the orders of arrival {arrival}"
+    told = f"in all cases together you leave {some(idle, 'slot-step')} idle, and the orders of arrival {arrival}"
     if not c.true("it wastes less than the order of arrival", idle < arrival, told):
         return c.wait("the rest")
     slow = next((run for run in runs if run.got.idle > run.want.idle), runs[0])
