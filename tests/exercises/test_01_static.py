@@ -5,7 +5,7 @@ from textwrap import dedent, indent
 
 import pytest
 import torch
-from helpers.course import Audit, solutions
+from helpers.course import Audit, solutions, told
 
 from tinyengine import SamplingParams
 from tinyengine.course import rectangles as given
@@ -255,9 +255,11 @@ POINTS = {  # a misconception that the lesson is about loses most, a slip little
 class TestStatic(Audit):
     stem, checks, right, odd = "01_static", CHECKS, RIGHT, ODD
 
-    @pytest.mark.slow
-    def test_a_misconception_loses_more_than_a_slip(self, rows):
-        assert {name: rows[name]["points"] for name in POINTS} == POINTS
+
+@pytest.mark.parametrize("mistaken", POINTS)
+def test_a_misconception_loses_more_than_a_slip(mistaken, capsys):
+    check, mistake = TestStatic.mistakes()[mistaken]
+    assert f"{check.exercise_id}: {POINTS[mistaken]} of" in told(check, check.twin(mistake), capsys)
 
 
 # What the notebook says, measured.
