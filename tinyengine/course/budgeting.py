@@ -8,7 +8,7 @@ from tinyengine.course.checks import ends, quote
 from tinyengine.course.display import in_notebook, publish
 from tinyengine.course.paging import Paging, Pool
 from tinyengine.course.plugged import plugged
-from tinyengine.course.watch import guarded, serve, some
+from tinyengine.course.watch import guarded, is_pair, serve, some
 from tinyengine.memory import Blocks
 from tinyengine.request import Request, SamplingParams
 from tinyengine.scheduler import Scheduler
@@ -41,6 +41,10 @@ def unwritten(function):
             publish(f"not written yet: {error}")
 
     return told
+
+
+def be(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 # 5.1
@@ -135,20 +139,23 @@ class Budgeted(Paging):
                 self.note("plan", f"{name} runs and is still in self.waiting")
         unfinished = len(scheduler.waiting) + len(scheduler.running)
         if not plan and unfinished:
-            self.note("plan", f"the plan is empty, and {some(unfinished, 'request')} unfinished")
+            self.note("plan", f"the plan is empty, and {some(unfinished, 'request')} {be(unfinished)} unfinished")
         self.look_at_shares(scheduler.running, dict(plan))
 
     def look_at_shares(self, running, planned: dict) -> None:
         """Each that runs gets what it is due of what those before it leave."""
         left = self.budget
         for place, request in enumerate(running):
-            n_tokens, name = planned.get(request, 0), request.request_id
-            if n_tokens < self.share(request, left):
-                gets = some(n_tokens, "token") if n_tokens else "no token"
-                later = next((other for other in running[place + 1 :] if planned.get(other)), None)
-                while_ = f"while {later.request_id}, behind it, gets {planned[later]}" if later else ""
-                while_ = while_ or f"while {left - n_tokens} of the budget are left"
-                self.note("share", f"{name} has {some(request.gap, 'open token')} and gets {gets}, {while_}")
+            n_tokens, due = planned.get(request, 0), self.share(request, left)
+            told = f"{request.request_id} has {some(request.gap, 'open token')} and gets {n_tokens or 'none'}"
+            later = next((other for other in running[place + 1 :] if planned.get(other)), None)
+            if n_tokens < due and later:
+                self.note("share", f"{told}, while {later.request_id}, behind it, gets {planned[later]}")
+            elif n_tokens < due:
+                spare = left - n_tokens
+                self.note("share", f"{told}, while {some(spare, 'token')} of the budget {be(spare)} left")
+            elif due < n_tokens <= left:
+                self.note("share", f"{told} of the {left} that are left")
             left = max(0, left - n_tokens)
 
     def look_at_memory(self, waiting, running) -> None:
@@ -175,11 +182,11 @@ class Budgeted(Paging):
         last, names = min(out, key=self.place), ", ".join(request.request_id for request in out)
         newer = [request for request in ran if request in running and self.place(request) > self.place(last)]
         if newer:
-            self.note("victim", f"{names} is preempted, and {newer[0].request_id}, which is newer, runs on")
+            self.note("victim", f"{names} {be(len(out))} preempted, and {newer[0].request_id}, which is newer, runs on")
         left = max(0, self.budget - sum(n_tokens for _, n_tokens in self._plan))
         end = reached[last] + min(len(last.tokens) - reached[last], left)
         if not newer and sum(len(one.table) for one in running) + self.memory.blocks(end) <= self.memory.n_blocks:
-            self.note("victim", f"{names} preempted, and there are blocks enough for {last.request_id}")
+            self.note("victim", f"{names} {be(len(out))} preempted, and {last.request_id} had blocks enough to go on")
 
     def look_at_joining(self, waiting, running, joined: int) -> None:
         left = self.budget - sum(n_tokens for _, n_tokens in self._plan)
@@ -187,7 +194,7 @@ class Budgeted(Paging):
         if preempts or left <= 0 or not waiting or len(running) >= self.max_num_seqs:
             return
         if self.memory.fits(waiting[0]):
-            free = f"a batch slot, the blocks for it and {left} of the budget are free"
+            free = f"a batch slot, the blocks for it and {some(left, 'token')} of the budget are free"
             self.note("late", f"{waiting[0].request_id} waits, while {free}")
 
 
@@ -213,8 +220,8 @@ def show_answers(prompts, budget: int, **parts) -> None:
 
 # 5.2
 
-# Iterations of so many tokens and their seconds, made up, as a small model on a GPU may have them.
-MEASURED = [(16, 0.0121), (32, 0.0126), (64, 0.0153), (128, 0.0202), (256, 0.0297), (384, 0.0426), (512, 0.0509)]
+# (tokens, seconds) of iterations of the embedded model, as `tinyengine bench stall` measured them on one CPU core.
+MEASURED = [(16, 0.00206), (32, 0.0027), (64, 0.00433), (128, 0.00782), (256, 0.01534), (384, 0.02378), (512, 0.03327)]
 
 
 @unwritten
@@ -326,7 +333,7 @@ def show_call(accepted, guesses, chosen) -> None:
 
 @unwritten
 def show_guesses(accepted, question: str, most: int = 4) -> None:
-    """Writes an answer of the real model with up to `most` guesses, and prints what each iteration verified."""
+    """Writes an answer of the real model with up to `most` guesses each time, and prints what became of them."""
     import torch  # imported here, as what follows
 
     from tinyengine.attention import one_request
@@ -343,8 +350,8 @@ def show_guesses(accepted, question: str, most: int = 4) -> None:
         holds, token, back = ends(accepted, [named(one, end) for one in guesses], [named(one, end) for one in chosen])
         new, iterations = [*guesses[:holds], chosen[holds] if token == EOS else token], iterations + 1
         tokens += new
-        shown = repr(model.tokenizer.decode(new))
-        print(f"{len(guesses)} guesses, {holds} hold, back by {back}: {shown}")
+        if guesses:
+            print(f"{len(guesses)} guessed, {holds} hold, back by {back}: {model.tokenizer.decode(new)!r}")
     print(f"{len(tokens) - prompt} tokens in {iterations} iterations")
 
 
@@ -452,16 +459,14 @@ def made(scheduler_class, state: State):
 
 
 def one_step(scheduler_class, state: State) -> dict:
-    """The plan that a scheduler makes in a state, and what becomes of the requests."""
+    """The plan that a scheduler makes in a state, and how many tokens the requests have then."""
     scheduler, requests = made(scheduler_class, state)
     plan = ends(scheduler.schedule)
-    form = isinstance(plan, list | tuple) and all(isinstance(item, tuple | list) and len(item) == 2 for item in plan)
-    if not form:
-        return {"odd": quote(plan)}
+    if not (isinstance(plan, list | tuple) and all(map(is_pair, plan))):
+        return {"odd": quote(plan), "plan": {}, "tokens": {}}
     return {
-        "plan": {getattr(request, "request_id", quote(request)): n_tokens for request, n_tokens in plan},
+        "plan": {request.request_id: n_tokens for request, n_tokens in plan},
         "tokens": {name: len(request.tokens) for name, request in requests.items()},
-        "waiting": [request.request_id for request in scheduler.waiting],
     }
 
 
