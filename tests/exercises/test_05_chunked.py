@@ -9,6 +9,7 @@ import pytest
 from helpers.course import Audit, solutions
 
 from tinyengine.course import budgeting as given
+from tinyengine.course import five_faults
 from tinyengine.course.referees import chunked
 from tinyengine.course.watch import serve
 from tinyengine.memory import Blocks
@@ -252,7 +253,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
     "5.3 nothing": ("def choose_victim(running):\n    max(running)", 0, "did you forget to return?"),
     "5.4 a number": ("def next_in_queue(waiting, now):\n    return 0", 0, "you choose 0"),
     "5.5 a number": ("def accepted(guesses, chosen):\n    return 2", 0, "gives 2, where (guesses that hold, token,"),
-    "5.6 nothing mended": (getsource(given.Broken).replace("Broken", "Repaired"), 0, "the plan has 12 tokens"),
+    "5.6 nothing mended": (getsource(five_faults.Broken).replace("Broken", "Repaired"), 0, "the plan has 12 tokens"),
     "5.6 no emits": (SOLUTIONS["Repaired"].replace("def emits", "def gives"), 0, "no attribute 'emits'"),
 }
 
@@ -281,7 +282,7 @@ def test_each_fault_costs_its_own_line_whatever_else_is_mended(left, capsys):
 
 def test_the_broken_scheduler_is_the_repaired_one_with_the_five_faults():
     broken = mended(*chunked.FAULTS)
-    with_head = getsource(given.Broken).replace("Broken", "Repaired").replace("; with five faults", "")
+    with_head = getsource(five_faults.Broken).replace("Broken", "Repaired").replace("; with five faults", "")
     assert broken == with_head
 
 

@@ -1,17 +1,16 @@
-"""What exercises 05 need: schedulers with a token budget under watch, a scheduler with five faults, requests with
-priorities and deadlines, a text written with guesses."""
+"""What exercises 05 need: schedulers with a token budget under watch, requests with priorities and deadlines, a text
+written with guesses."""
 
 from typing import NamedTuple
 
 from tinyengine.course import paging
 from tinyengine.course.checks import ends, quote
 from tinyengine.course.display import in_notebook, publish
-from tinyengine.course.paging import Paging, Pool
+from tinyengine.course.paging import Paging
 from tinyengine.course.plugged import plugged
-from tinyengine.course.watch import guarded, is_pair, serve, some
+from tinyengine.course.watch import guarded, serve, some
 from tinyengine.memory import Blocks
-from tinyengine.request import Request, SamplingParams
-from tinyengine.scheduler import Scheduler
+from tinyengine.request import Request
 from tinyengine.speculate import look_up
 from tinyengine.workload import workload
 
@@ -358,130 +357,3 @@ def show_guesses(accepted, question: str, most: int = 4) -> None:
 def named(token: int, end) -> int:
     """The model's own end of a text by the name that it has in 5.5."""
     return EOS if token in end else token
-
-
-# 5.6
-
-
-class Broken(Scheduler):
-    """A token budget, and chunks in whole tiles; with five faults."""
-
-    tile = 4  # tokens
-
-    def __init__(self, memory, max_num_seqs=8, max_num_batched_tokens=16):
-        super().__init__(memory, max_num_seqs)
-        self.max_num_batched_tokens = max_num_batched_tokens
-
-    def schedule(self):
-        """This iteration's [(request, n_tokens), ...]; [] when nothing can run."""
-        self.plan, self.left = [], self.max_num_batched_tokens
-        ran = list(self.running)
-        while self.left and self.waiting and len(self.running) < self.max_num_seqs:
-            if not self.memory.admit(self.waiting[0]):
-                break
-            self.running.append(self.waiting.popleft())
-            self.give(self.running[-1])
-        for request in ran:
-            self.give(request)
-        return self.plan
-
-    def give(self, request):
-        """Gives a running request tokens of the budget, and the blocks for them."""
-        n_tokens = self.chunk(request)
-        while n_tokens and request in self.running:
-            if self.memory.grow(request, request.computed + n_tokens):
-                self.plan.append((request, n_tokens))
-                self.left -= 1
-                return
-            self.preempt(self.running[-1])
-
-    def chunk(self, request):
-        """How many of its open tokens fit into the budget, in whole tiles."""
-        n_tokens = min(request.gap, self.left)
-        if request.gap == 1:  # a decode
-            return n_tokens
-        return n_tokens // self.tile * self.tile
-
-    def preempt(self, request):
-        """Its K/V are gone: it waits in front, to begin anew."""
-        self.running.remove(request)
-        self.memory.release(request)
-        request.computed = 0
-        request.tokens = list(request.prompt_token_ids)
-        self.waiting.appendleft(request)
-
-    def emits(self, request, n_tokens):
-        """The model's next token is due behind these n_tokens of the request."""
-        return request.computed + n_tokens >= request.num_prompt_tokens
-
-
-class Tiled(Budgeted):
-    """One run of a scheduler whose chunks are whole tiles; after each plan it says who is due a token."""
-
-    def share(self, request: Request, left: int) -> int:
-        whole = left // Broken.tile * Broken.tile
-        return request.gap if request.gap <= left else whole or left
-
-    def look(self, scheduler, queue, ran, plan) -> None:
-        super().look(scheduler, queue, ran, plan)
-        for request, n_tokens in plan:
-            emits = bool(ends(scheduler.emits, request, n_tokens))
-            if emits != (n_tokens == request.gap):
-                told = f"computes {n_tokens} of {some(request.gap, 'open token')}"
-                self.note("emits", f"{request.request_id} {told}, and emits() is {emits}")
-
-
-class State(NamedTuple):
-    """A scheduler in the middle of a run. running: (name, prompt, outputs, computed) each; waiting: (name, prompt)."""
-
-    running: list[tuple[str, int, int, int]]
-    waiting: list[tuple[str, int]]
-    n_blocks: int
-    budget: int
-
-
-def made(scheduler_class, state: State):
-    """(a scheduler in this state, its requests by name)"""
-    memory = Pool(state.n_blocks, lambda rule, sentence: None)
-    scheduler = with_budget(scheduler_class, state.budget)(memory, 16)
-    requests = {}
-    for name, prompt, *progress in [*state.running, *state.waiting]:
-        requests[name] = request = Request(name, [1] * prompt, SamplingParams(max_tokens=99, ignore_eos=True))
-        if progress:
-            outputs, request.computed = progress
-            request.tokens += [2] * outputs
-            memory.holders[name] = request
-            memory.grow(request, request.computed)
-            scheduler.running.append(request)
-        else:
-            scheduler.waiting.append(request)
-    return scheduler, requests
-
-
-def one_step(scheduler_class, state: State) -> dict:
-    """The plan that a scheduler makes in a state, and how many tokens the requests have then."""
-    scheduler, requests = made(scheduler_class, state)
-    plan = ends(scheduler.schedule)
-    if not (isinstance(plan, list | tuple) and all(map(is_pair, plan))):
-        return {"odd": quote(plan), "plan": {}, "tokens": {}}
-    return {
-        "plan": {request.request_id: n_tokens for request, n_tokens in plan},
-        "tokens": {name: len(request.tokens) for name, request in requests.items()},
-    }
-
-
-def said(scheduler_class, case: tuple[int, int, int, int]) -> bool:
-    """What emits() says. case: (prompt, outputs, computed, n_tokens)."""
-    *progress, n_tokens = case
-    scheduler, requests = made(scheduler_class, State([("a", *progress)], [], 40, 16))
-    return bool(ends(scheduler.emits, requests["a"], n_tokens))
-
-
-@unwritten
-def find_faults(scheduler_class, cases: dict) -> None:
-    """Prints the first broken promise of each case, and draws the first run that breaks one."""
-    runs = {name: Tiled(scheduler_class, case, named=name) for name, case in cases.items()}
-    for name, one in runs.items():
-        print(one.trouble or f"case {name!r}: nothing is broken")
-    worst = next((one for one in runs.values() if one.trouble), runs[next(iter(runs))])
-    draw(worst.trace, iteration=max(1, min(len(worst.trace.iterations), min(worst.when.values(), default=1))))

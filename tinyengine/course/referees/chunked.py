@@ -6,9 +6,10 @@ from math import inf
 from statistics import fmean
 
 from tinyengine.course import budgeting
-from tinyengine.course.budgeting import EOS, PATIENCE, Budgeted, State, Ticket, Tiled
+from tinyengine.course.budgeting import EOS, PATIENCE, Budgeted, Ticket
 from tinyengine.course.checks import ends, quote, same
-from tinyengine.course.exercise import call, exercise
+from tinyengine.course.exercise import call, exercise, source_text
+from tinyengine.course.five_faults import PROMISES, TILED, State, Tiled, state_told
 from tinyengine.course.watch import smallest, some
 from tinyengine.scheduler import Scheduler
 
@@ -21,6 +22,12 @@ CASES = {
     "blocks run out": ([(4, 9), (4, 9), (4, 9)], 3, 4, 12),
     "blocks run out in a prompt": ([(3, 12), (2, 9), (18, 2), (1, 3)], 4, 8, 5),
 }
+
+
+def between(definition, first: str, last: str) -> str:
+    """The text of a solution from `first` up to `last`."""
+    text = source_text(definition)
+    return text[text.index(first) : text.index(last, text.index(first))]
 
 
 class MyChunked(Scheduler):
@@ -64,25 +71,9 @@ CHUNK = "n_tokens = min(request.gap, budget)\n"
 FIRST, SECOND = f"{CHUNK}            if", f"{CHUNK}            self"
 PAY_1, PAY_2 = "                budget -= n_tokens\n", "            budget -= n_tokens\n        return"
 NEWEST = "self.preempt(self.running[-1])"
-PASSES = """        while budget and len(plan) < len(self.running):
-            request = self.running[len(plan)]
-            n_tokens = min(request.gap, budget)
-            if self.memory.grow(request, request.computed + n_tokens):
-                plan.append((request, n_tokens))
-                budget -= n_tokens
-            else:
-                self.preempt(self.running[-1])
-""", """        while budget and self.waiting and len(self.running) < self.max_num_seqs:
-            request = self.waiting[0]
-            if not self.memory.admit(request):
-                break
-            self.running.append(self.waiting.popleft())
-            n_tokens = min(request.gap, budget)
-            self.memory.grow(request, request.computed + n_tokens)
-            plan.append((request, n_tokens))
-            budget -= n_tokens
-"""  # fmt: skip
-BACKWARDS = """        for request in ran:
+PASSES = between(MyChunked, "        while budget and len(plan)", "        return plan")
+SECOND_PASS = between(MyChunked, "        while budget and self.waiting", "        return plan")
+BEHIND = """        for request in ran:
             n_tokens = min(request.gap, budget)
             while n_tokens and request in self.running:
                 if self.memory.grow(request, request.computed + n_tokens):
@@ -94,7 +85,7 @@ BACKWARDS = """        for request in ran:
 CHUNKED_MISTAKES = [
     ("newcomers first", "you let others join before those that run have got their tokens",
      ("plan, budget = [], self.max_num_batched_tokens", "plan, budget, ran = [], self.max_num_batched_tokens, "
-      "list(self.running)"), ("".join(PASSES), PASSES[1] + BACKWARDS)),
+      "list(self.running)"), (PASSES, SECOND_PASS + BEHIND)),
     ("no budget", "you plan whole gaps, and never look at the budget", (CHUNK, "n_tokens = request.gap\n"),
      (PAY_1, ""), (PAY_2, "        return")),
     ("in requests", "you count the budget in requests: it is tokens", (PAY_1, "                budget -= 1\n"),
@@ -576,28 +567,7 @@ def check_5_5(c, answer):
     c.true("a whole text", wrong is None, "a text written with your guesses is not the text without")
 
 
-# 5.6: what each promise is looked at in. Schedulers in the middle of a run, where no other fault shows; whole runs.
-EMITS = [(6, 0, 0, 4), (6, 0, 4, 2), (6, 3, 8, 1), (6, 5, 0, 8), (6, 5, 4, 4), (6, 5, 8, 3), (4, 0, 0, 4)]
-PAID = [
-    State([], [("a", 8), ("b", 8)], 40, 8),
-    State([("a", 12, 0, 4), ("b", 12, 0, 4)], [], 40, 12),
-    State([("a", 3, 2, 4)], [("b", 16), ("c", 4)], 40, 9),
-]
-BEFORE = [State([(name, 3, 1, 3) for name in "abcd"], [("e", 9)], 40, 4)]
-KEPT = [State([("a", 3, 2, 4), ("b", 3, 2, 4)], [], 2, 8), State([("a", 6, 3, 8), ("b", 2, 9, 10)], [("c", 9)], 5, 8)]
-WHOLE = [
-    State([("a", 11, 0, 8)], [], 40, 16),
-    State([], [("a", 7)], 40, 16),
-    State([("a", 13, 0, 4)], [], 40, 3),
-    State([("a", 13, 0, 4)], [], 40, 6),
-    State([("a", 14, 6, 8)], [], 40, 2),
-]
-TILED = {
-    "a prompt of 11": ([(11, 3)], 2, 8, 16),
-    "a prompt behind answers": ([(4, 8), (4, 8), (21, 2)], 3, 20, 8),
-    "blocks run out": ([(4, 13), (4, 9), (3, 9)], 3, 5, 8),
-    "all at once": ([(8, 3), (8, 3), (3, 6), (16, 2)], 4, 20, 8),
-}
+# 5.6
 
 
 class Repaired(Scheduler):
@@ -650,23 +620,15 @@ class Repaired(Scheduler):
         return request.computed + n_tokens >= len(request.tokens)
 
 
-GIVE = "        for request in ran:\n            self.give(request)\n"
-JOIN = """        while self.left and self.waiting and len(self.running) < self.max_num_seqs:
-            if not self.memory.admit(self.waiting[0]):
-                break
-            self.running.append(self.waiting.popleft())
-            self.give(self.running[-1])
-"""
-CUT = """        if request.gap <= self.left:
-            return request.gap
-        return self.left // self.tile * self.tile or self.left
-"""
+GIVE = between(Repaired, "        for request in ran", "        while self.left")
+JOIN = between(Repaired, "        while self.left", "        return self.plan")
+CUT = between(Repaired, "        if request.gap", "\n    def preempt")
 NEVER_LESS = """        n_tokens = min(request.gap, self.left)
         if request.gap == 1:  # a decode
             return n_tokens
         return n_tokens // self.tile * self.tile
 """
-FORGET = "            request.computed = 0\n"[4:]
+FORGET = "        request.computed = 0\n"
 FAULTS = {  # each of the five: what makes it of the repaired scheduler
     "emits": [("len(request.tokens)", "request.num_prompt_tokens")],
     "in requests": [("self.left -= n_tokens", "self.left -= 1")],
@@ -701,72 +663,6 @@ FIVE_MISTAKES = [
      (FORGET, f"{FORGET}        request.tokens = request.tokens[:-1]\n")),
     ("newcomers pay nothing", "newcomers take nothing off the budget", ("            self.give(self.running[-1])\n",
      "            left = self.left\n            self.give(self.running[-1])\n            self.left = left\n")),
-]  # fmt: skip
-
-
-def drawn_states(random):
-    """States for the fault `emits`, as (prompt, outputs, computed, n_tokens)."""
-    cases = []
-    for _ in range(6):
-        prompt, outputs = random.randint(1, 12), random.randint(0, 8)
-        computed = random.randint(0, prompt + outputs - 1)
-        cases.append((prompt, outputs, computed, random.randint(1, prompt + outputs - computed)))
-    return cases
-
-
-def draw_whole(random):
-    """One request with a rest of any size, and a budget of any size."""
-    progress = [(random.randint(12, 30), random.randint(0, 3), 4 * random.randint(0, 2)) for _ in range(6)]
-    return [State([("a", *own)], [], 40, random.randint(1, 24)) for own in progress]
-
-
-def state_told(state: State) -> str:
-    """A state in words."""
-    run = [f"{name} with {computed} of {prompt + out} tokens computed" for name, prompt, out, computed in state.running]
-    wait = [f"{name} with {some(prompt, 'token')}" for name, prompt in state.waiting]
-    parts = [f"running: {', '.join(run)}"] * bool(run) + [f"waiting: {', '.join(wait)}"] * bool(wait)
-    return f"{'; '.join(parts)}; a budget of {state.budget}, {some(state.n_blocks, 'block')}"
-
-
-def said_wrong(run) -> str:
-    prompt, outputs, computed, n_tokens = run.case
-    written = f" and {outputs} it has written" if outputs else ""
-    told = f"a request of {some(prompt, 'prompt token')}{written}, {computed} of them computed: "
-    return "" if run.got == run.want else f"{told}for the next {n_tokens} emits() is {run.got}"
-
-
-def paid_wrong(run) -> str:
-    total = sum(run.got["plan"].values())
-    return "" if total <= run.case.budget else f"the plan has {total} tokens"
-
-
-def before_wrong(run) -> str:
-    plan = run.got["plan"]
-    left_out = next((name for name, *_ in run.case.running if name not in plan), None)
-    others = [f"{name} gets {some(plan[name], 'token')}" for name, _ in run.case.waiting if name in plan]
-    return f"{left_out} runs and gets no token{', and '.join(['', *others])}" if left_out else ""
-
-
-def kept_wrong(run) -> str:
-    had = {name: prompt + outputs for name, prompt, outputs, _ in run.case.running}
-    lost = next((name for name, number in had.items() if run.got["tokens"][name] != number), None)
-    return f"{lost} had {had[lost]} tokens, and has {run.got['tokens'][lost]} behind schedule()" if lost else ""
-
-
-def whole_wrong(run) -> str:
-    got, want = run.got["plan"].get("a", 0), run.want["plan"]["a"]
-    return "" if got == want else f"a is planned with {some(got, 'token')}"
-
-
-PROMISES = [  # name, states, what is wrong in a run, more states, how a state is run, what shows a mistake
-    ("a token comes behind the last chunk only", EMITS, said_wrong, drawn_states, budgeting.said, bool),
-    ("no plan has more tokens than the budget", PAID, paid_wrong, None, budgeting.one_step,
-     lambda got: sum(got["plan"].values())),
-    ("those that run come first", BEFORE, before_wrong, None, budgeting.one_step,
-     lambda got: set("abcd") <= got["plan"].keys()),
-    ("a preempted request keeps its tokens", KEPT, kept_wrong, None, budgeting.one_step, lambda got: got["tokens"]),
-    ("chunks are whole tiles, and never empty", WHOLE, whole_wrong, draw_whole, budgeting.one_step,
-     lambda got: got["plan"].get("a", 0)),
 ]  # fmt: skip
 
 
