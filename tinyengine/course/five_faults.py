@@ -58,7 +58,7 @@ class Broken(Scheduler):
         self.waiting.appendleft(request)
 
     def emits(self, request, n_tokens):
-        """The model's next token is due behind these n_tokens of the request."""
+        """The model's next token is due after these n_tokens of the request."""
         return request.computed + n_tokens >= request.num_prompt_tokens
 
 
@@ -126,12 +126,14 @@ def said(scheduler_class, case: tuple[int, int, int, int]) -> bool:
 
 @unwritten
 def find_faults(scheduler_class, cases: dict) -> None:
-    """Prints the first broken promise of each case, and draws the first run that breaks one."""
+    """Prints the first broken promise of each case, and draws the longest run that breaks one."""
     runs = {name: Tiled(scheduler_class, case, named=name) for name, case in cases.items()}
     for name, one in runs.items():
         print(one.trouble or f"case {name!r}: nothing is broken")
-    worst = next((one for one in runs.values() if one.trouble), runs[next(iter(runs))])
-    draw(worst.trace, iteration=max(1, min(len(worst.trace.iterations), min(worst.when.values(), default=1))))
+    broken = [one for one in runs.values() if one.trouble] or list(runs.values())
+    longest = max(broken, key=lambda one: len(one.trace.iterations))
+    first = next(iter(longest.when.values()), 1)
+    draw(longest.trace, iteration=max(1, min(first, len(longest.trace.iterations))))
 
 
 # What each promise is looked at in. Schedulers in the middle of a run, where no other fault shows; whole runs.
@@ -152,7 +154,7 @@ WHOLE = [
 ]
 TILED = {
     "a prompt of 11": ([(11, 3)], 2, 8, 16),
-    "a prompt behind answers": ([(4, 8), (4, 8), (21, 2)], 3, 20, 8),
+    "a prompt after answers": ([(4, 8), (4, 8), (21, 2)], 3, 20, 8),
     "blocks run out": ([(4, 13), (4, 9), (3, 9)], 3, 5, 8),
     "all at once": ([(8, 3), (8, 3), (3, 6), (16, 2)], 4, 20, 8),
 }
@@ -204,7 +206,7 @@ def before_wrong(run) -> str:
 def kept_wrong(run) -> str:
     had = {name: prompt + outputs for name, prompt, outputs, _ in run.case.running}
     lost = next((name for name, number in had.items() if run.got["tokens"][name] != number), None)
-    return f"{lost} had {had[lost]} tokens, and has {run.got['tokens'][lost]} behind schedule()" if lost else ""
+    return f"{lost} had {had[lost]} tokens, and has {run.got['tokens'][lost]} after schedule()" if lost else ""
 
 
 def whole_wrong(run) -> str:
@@ -213,7 +215,7 @@ def whole_wrong(run) -> str:
 
 
 PROMISES = [  # name, states, what is wrong in a run, more states, how a state is run, what shows a mistake
-    ("a token comes behind the last chunk only", EMITS, said_wrong, drawn_states, said, bool),
+    ("a token comes after the last chunk only", EMITS, said_wrong, drawn_states, said, bool),
     ("no plan has more tokens than the budget", PAID, paid_wrong, None, one_step,
      lambda got: sum(got["plan"].values())),
     ("those that run come first", BEFORE, before_wrong, None, one_step,

@@ -231,7 +231,7 @@ BUDGET_MISTAKES = [
     ("one less", "you take one token less than the promise allows", (INVERT, INVERT + " - 1")),
     ("largest measured", "you take a size that was measured: the line says what is between them",
      (REFUSE, "    budget = max((n for n, _ in steps if n <= budget), default=budget)\n" + REFUSE)),
-    ("not beyond", "you stop at the largest size that was measured: the line goes on behind it",
+    ("not beyond", "you stop at the largest size that was measured: the line goes on after it",
      (REFUSE, "    budget = min(budget, max(n for n, _ in steps))\n" + REFUSE)),
     ("at least 1 always", "you give 1 token where even that breaks the promise", (RAISE, "return 1")),
     ("0", "you give 0 tokens where no budget keeps the promise, and then nothing ever runs", (RAISE, "return 0")),
@@ -487,7 +487,7 @@ TEXTS = [(tuple(random.Random(seed).choices(range(0, 5), k=11)), [3, 1, 3]) for 
 
 
 def accepted(guesses, chosen):
-    """(how many guesses hold, the token behind them, by how much `computed` goes back)"""
+    """(how many guesses hold, the token after them, by how much `computed` goes back)"""
     holds = 0
     while holds < len(guesses) and guesses[holds] == chosen[holds] != EOS:
         holds += 1
@@ -496,23 +496,23 @@ def accepted(guesses, chosen):
 
 WHILE, RETURN = "guesses[holds] == chosen[holds] != EOS", "holds, chosen[holds], len(guesses) - holds"
 DRAFT_MISTAKES = [
-    ("any place", "you count guesses that are right behind a wrong one: they were made for another text",
+    ("any place", "you count guesses that are right after a wrong one: they were made for another text",
      ("    while holds < len(guesses) and guesses[holds] == chosen[holds] != EOS:\n        holds += 1\n",
       "    holds = sum(one == two for one, two in zip(guesses, chosen))\n")),
     ("all or nothing", "you keep all guesses or none: those before the first wrong one hold",
      ("    return", "    holds = holds if holds == len(guesses) else 0\n    return")),
-    ("shifted", "you compare a guess with the choice behind it: chosen[0] is the choice behind the text",
+    ("shifted", "you compare a guess with the choice after it: chosen[0] is the choice after the text",
      (WHILE, "guesses[holds] == chosen[holds + 1] != EOS")),
     ("wrong one too", "you count the first wrong guess as one that holds",
      ("    return", "    holds = min(holds + 1, len(guesses))\n    return")),
-    ("the guess", "behind the guesses that hold you give the wrong guess, and not what the model chose",
+    ("the guess", "after the guesses that hold you give the wrong guess, and not what the model chose",
      (RETURN, "holds, [*guesses, chosen[-1]][holds], len(guesses) - holds")),
-    ("last choice", "you give the last choice: it is behind guesses that do not hold",
+    ("last choice", "you give the last choice: it comes after guesses that do not hold",
      (RETURN, "holds, chosen[-1], len(guesses) - holds")),
     ("one later", "you give the choice one place too late", (RETURN,
      "holds, chosen[min(holds + 1, len(guesses))], len(guesses) - holds")),
     ("no end", "a text that has ended goes on: you do not look for EOS", (" != EOS", "")),
-    ("end counts", "where a guess is EOS and holds, you give the choice behind the end of the text",
+    ("end counts", "where a guess is EOS and holds, you give the choice after the end of the text",
      (WHILE, "guesses[holds] == chosen[holds] and EOS not in guesses[:holds]")),
     ("any end", "an EOS anywhere in the guesses stops you, also one that is wrong", ("    return",
      "    holds = min(holds, guesses.index(EOS)) if EOS in guesses else holds\n    if EOS in guesses[holds:]:\n"
@@ -552,9 +552,9 @@ def check_5_5(c, answer):
     runs = c.cases("it verifies", answer, DRAFTS + ENDS, drawn=draw_drafts)
     if not c.parts("it gives three numbers", runs, "(guesses that hold, token, how far back)", 3):
         return c.wait("the rest")
-    says = "you say that {} hold", "you give token {} behind them", "you take {} off `computed`"
+    says = "you say that {} hold", "you give token {} after them", "you take {} off `computed`"
     plain, ending = runs[: len(DRAFTS)], runs[len(DRAFTS) :]
-    names = "how many guesses hold", "the token behind them", "how far `computed` goes back"
+    names = "how many guesses hold", "the token after them", "how far `computed` goes back"
     names += (f"a text that ends (EOS is {EOS})",)
     troubles = [wrong_part(plain, part, says[part]) for part in range(3)]
     troubles.append(next(filter(None, (wrong_part(ending, part, says[part]) for part in range(3))), ""))
@@ -616,7 +616,7 @@ class Repaired(Scheduler):
         self.waiting.appendleft(request)
 
     def emits(self, request, n_tokens):
-        """The model's next token is due behind these n_tokens of the request."""
+        """The model's next token is due after these n_tokens of the request."""
         return request.computed + n_tokens >= len(request.tokens)
 
 
@@ -648,7 +648,7 @@ FIVE_MISTAKES = [
     ("always emits", "each chunk gives a token, also one that is not the last", (EMIT, "True")),
     ("never while it reads", "only answers give tokens: the last chunk of a prompt gives one, too",
      (EMIT, "request.gap == 1")),
-    ("emits at equal prompts", "a request that has written something never gets a token behind a chunk",
+    ("emits at equal prompts", "a request that has written something never gets a token after a chunk",
      (EMIT, "request.computed + n_tokens == request.num_prompt_tokens or request.gap == 1")),
     ("no tiles", "you cut anywhere: a chunk that leaves a rest is whole tiles",
      ("self.left // self.tile * self.tile or self.left", "self.left")),
