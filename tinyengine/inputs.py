@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tinyengine.checks import check_size
 from tinyengine.clock import WallClock
 from tinyengine.params import SLO_CLASSES, SamplingParams, Slo
 from tinyengine.qwen3 import Qwen3
@@ -67,8 +68,7 @@ def check_sizes(model: Qwen3, num_slots: int | None, block_size: int, **sizes: i
     """How many slots the arena has. Raises ValueError for a size that is not a whole number of at least 1."""
     num_slots = estimate_num_slots(model) if num_slots is None else num_slots
     for name, size in {**sizes, "num_slots": num_slots, "block_size": block_size}.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} is {size!r}, but must be a whole number of at least 1")
+        check_size(name, size)
     return num_slots
 
 

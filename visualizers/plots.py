@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tinyengine.trace import Trace
 from visualizers.frames import PALETTE, STALL
-from visualizers.twins.common import ACCENT, DIM, DPI, GRID, INK, card, edge, pale
+from visualizers.twins.common import ACCENT, DPI, GREY, edge, on_any_page, pale
 
 Points = Sequence[tuple[float, float]]
 SIZE = (6.4, 3.2)  # inches
@@ -31,19 +31,18 @@ class Chart(Figure):
     def __init__(self, x: str, y: str, title: str = "", size: tuple[float, float] = SIZE):
         super().__init__(figsize=size, dpi=DPI, layout="constrained")
         self.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-        card(self)
         axes = self.add_subplot(xlabel=x, ylabel=y)
-        axes.set_title(title, loc="left", fontsize=10, color=INK)
+        axes.set_title(title, loc="left", fontsize=10, color=GREY)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(GRID)
-        axes.tick_params(colors=DIM, labelsize=8, length=3)
-        axes.xaxis.label.set(color=DIM, size=9)
-        axes.yaxis.label.set(color=DIM, size=9)
-        axes.grid(color=GRID, linewidth=0.5, alpha=0.6)
+        axes.tick_params(labelsize=8, length=3)
+        axes.xaxis.label.set_size(9)
+        axes.yaxis.label.set_size(9)
+        axes.grid(color=GREY, linewidth=0.5, alpha=0.3)
         axes.set_axisbelow(True)
 
     def to_png(self, path: str | Path | None = None) -> bytes:
         """PNG bytes, the same for the same data; written to `path` too, if there is one."""
+        on_any_page(self)
         out = io.BytesIO()
         self.savefig(out, format="png", metadata={"Software": None})
         if path is not None:
@@ -83,9 +82,9 @@ def iteration_time_vs_tokens(
         name = f"{fixed * 1e3:.3g} ms + {each * 1e6:.3g} µs a token"
         axes.plot([0, most], [1e3 * fixed, 1e3 * (fixed + each * most)], color=ACCENT, linewidth=1.5, label=name)
     if ridge is not None:
-        axes.axvline(ridge, color=INK, linestyle=":", linewidth=1.2, label=f"ridge: {ridge:g} tokens")
+        axes.axvline(ridge, color=GREY, linestyle=":", linewidth=1.2, label=f"ridge: {ridge:g} tokens")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=8)
     return chart
 
 
@@ -97,10 +96,10 @@ def rows_per_iteration(trace: Trace) -> Chart:
     padding = [iteration.padding for iteration in trace.iterations]
     words = [f"{sum(rows):,} rows of {kind}" for rows, kind in ((real, "tokens"), (padding, "padding"))]
     axes.bar(numbers, real, 0.9, color=edge(_hue(0)), label=words[0])
-    axes.bar(numbers, padding, 0.9, bottom=real, color=GRID, edgecolor=DIM, linewidth=0.4, label=words[1])
+    axes.bar(numbers, padding, 0.9, bottom=real, color=GREY, alpha=0.5, label=words[1])
     axes.grid(axis="x", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=8)
     return chart
 
 
@@ -123,7 +122,7 @@ def tbt_over_time(traces: Mapping[str, Trace], target: float | None = None) -> C
     if target is not None:
         axes.axhline(1e3 * target, color=ACCENT, linewidth=1.2, label=f"target: {1e3 * target:g} ms")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=8)
     return chart
 
 
@@ -136,14 +135,14 @@ def cdf(values: Mapping[str, Sequence[float]], x: str = "seconds", logarithmic: 
         shares = [n / len(ordered) for n in range(len(ordered) + 1)] if ordered else []
         axes.step([*ordered[:1], *ordered], shares, where="post", label=name, **_line(number))
     for share in (0.5, 0.99):
-        axes.axhline(share, color=DIM, linewidth=0.7, linestyle=":")
+        axes.axhline(share, color=GREY, linewidth=0.7, linestyle=":")
         axes.annotate(f"p{100 * share:g}", (1, share), (3, 0), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", va="center", fontsize=7, color=DIM)  # fmt: skip
+                      textcoords="offset points", va="center", fontsize=7, color=GREY)  # fmt: skip
     if logarithmic:
         axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=8)
     return chart
 
 
@@ -165,11 +164,11 @@ def capacity_bars(
         for place, group in zip(places, (group for group in groups.values() if system in group), strict=True):
             times = f" ({group[system] / group[baseline]:.2g}x)" if group.get(baseline) and system != baseline else ""
             axes.annotate(f"{group[system]:.3g}{times}", (place, group[system]), (0, 2), textcoords="offset points",
-                          ha="center", fontsize=7, color=INK)  # fmt: skip
+                          ha="center", fontsize=7, color=GREY)  # fmt: skip
     axes.set_xticks(range(len(groups)), list(groups))
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.14)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=8)
     return chart
 
 
@@ -198,7 +197,7 @@ def latency_throughput(
     else:
         axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(8))
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=8)
     return chart
 
 
@@ -226,11 +225,11 @@ def _lines(axes, series: Mapping[str, Points]):
     for number, (name, points) in enumerate(series.items()):
         marker = MARKERS[number % len(MARKERS)]
         axes.plot([x for x, _ in points], [y for _, y in points], marker=marker, label=name, **_line(number))
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    axes.legend(frameon=False, fontsize=8)
 
 
 def _line(number: int) -> dict:
-    return {"color": edge(_hue(number)), "linestyle": LINES[number % len(LINES)], "linewidth": 1.5, "markersize": 5}
+    return {"color": _hue(number), "linestyle": LINES[number % len(LINES)], "linewidth": 1.5, "markersize": 5}
 
 
 def _hue(number: int) -> str:

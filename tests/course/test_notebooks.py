@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from tinyengine import course
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
-from tinyengine.course.notebooks import read, untidy
+from tinyengine.course.notebooks import execute, read, untidy
 
 LESSONS = sorted((ROOT / "lessons").glob("[0-9]*.ipynb"))
 AUTHORED = [*sorted((ROOT / "lessons").glob("*.ipynb")), *sorted((ROOT / "solutions").glob("*.ipynb"))]
@@ -259,3 +259,15 @@ def test_links_are_followed(tmp_path):
         "nowhere.png"
     ]
     assert broken_links("[a](../work/02_orca.ipynb) [b](../work/77_none.ipynb)", lessons) == ["../work/77_none.ipynb"]
+
+
+def test_an_exercise_that_is_not_written_yet_is_one_line_in_a_notebook_and_other_errors_keep_their_traceback(tmp_path):
+    stub = 'import tinyengine.course\n\ndef f():\n    raise NotImplementedError("2.1: admit requests")\n\nf()'
+    other = 'def g():\n    raise NotImplementedError("later")\n\ng()'
+    cells = [new_code_cell(source, metadata={"tags": ["raises-exception"]}) for source in (stub, other)]
+    nb = new_notebook(cells=cells)
+    execute(nb, tmp_path)
+    unwritten, kept = (next(out for out in cell.outputs if out.output_type == "error") for cell in nb.cells)
+    assert unwritten.traceback == ["Exercise 2.1 is not written yet: admit requests."]
+    assert unwritten.ename == kept.ename == "NotImplementedError"  # the grader goes by the name
+    assert len(kept.traceback) > 3

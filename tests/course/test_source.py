@@ -16,6 +16,15 @@ def test_a_class_a_method_and_a_function_under_the_name_of_their_file(capsys):
     assert "/root" not in shown and str(source.__file__) not in shown
 
 
+def test_code_that_answers_an_exercise_can_be_folded(monkeypatch):
+    forms = {}
+    monkeypatch.setattr(source, "publish", lambda plain, **more: forms.update(more, plain=plain))
+    show_source(lesson.goal, fold="open after 1 & 2")
+    shown = forms["text/html"]
+    assert shown.startswith("<details><summary>open after 1 &amp; 2</summary>") and shown.endswith("</details>")
+    assert forms["plain"].startswith("# tinyengine/course/lesson.py: goal\ndef goal(")
+
+
 def test_a_property_and_a_package():
     from tinyengine.course.checks import check
 

@@ -202,6 +202,17 @@ def test_a_bad_engine_option_is_named_with_its_value_and_limit(random_model, opt
     assert_one_sentence(error)
 
 
+def test_sizes_may_be_whole_numbers_of_any_kind(tiny):
+    sizes = {"num_slots": 256, "block_size": 8, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+    prompts = ["What is 2 + 3?", "Count from 1 to 5."]
+    texts = [
+        [output.text for output in Engine(tiny, "chunked", **kind).generate(prompts)]
+        for kind in (sizes, {name: np.int64(size) for name, size in sizes.items()})
+    ]
+    assert texts[0] == texts[1]
+
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -5,7 +5,7 @@ from textwrap import dedent, indent
 
 import pytest
 import torch
-from helpers.course import Audit, solutions
+from helpers.course import Audit, solutions, told
 
 from tinyengine import SamplingParams
 from tinyengine.course import rectangles as given
@@ -221,18 +221,45 @@ ODD = {  # what a learner wrote: points, and what the grader says
     "1.5 one is missing": (
         "def best_order(outputs, n):\n    return list(range(1, len(outputs))), 0",
         0,
-        "your order is [1, 2, 3], but it must hold each of 0 to 3 once",
+        "your order is [1, 2, 3], but it must hold each request's number, 0 to 3, once",
     ),
     "1.5 no request": (
         "def best_order(outputs, n):\n    return list(range(len(outputs))), 99",
         0,
-        "who is 99, where the number of a request is needed",
+        "who is 99, where a request's number, 0 to 3, is needed",
     ),
+}
+
+
+POINTS = {  # a misconception that the lesson is about loses most, a slip little
+    "1.1 left": 0,
+    "1.1 last column": 3,
+    "1.2 everything": 0,
+    "1.2 future": 0,
+    "1.2 padded keys": 1,
+    "1.2 NaN": 3,
+    "1.3 joins": 2,
+    "1.3 one by one": 3,
+    "1.3 no reserve": 4,
+    "1.3 lost": 8,
+    "1.3 too many": 8,
+    "1.3 not set": 8,
+    "1.4 streamed": 2,
+    "1.4 each batch at 0": 0,
+    "1.5 arrival": 0,
+    "1.5 shortest first": 2,
+    "1.5 last": 2,
 }
 
 
 class TestStatic(Audit):
     stem, checks, right, odd = "01_static", CHECKS, RIGHT, ODD
+
+
+@pytest.mark.parametrize("mistaken", POINTS)
+def test_a_misconception_loses_more_than_a_slip(mistaken, capsys):
+    check, mistake = TestStatic.mistakes()[mistaken]
+    assert f"{check.exercise_id}: {POINTS[mistaken]} of" in told(check, check.twin(mistake), capsys)
 
 
 # What the notebook says, measured.

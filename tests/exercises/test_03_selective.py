@@ -181,7 +181,6 @@ ODD = {  # what a learner wrote: points, and what the grader says
 
 class TestSelective(Audit):
     stem, checks, right, odd = "03_selective", CHECKS, RIGHT, ODD
-    seeded = CHECKS[:-1]
 
 
 # What the notebook says, measured.

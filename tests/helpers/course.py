@@ -123,7 +123,7 @@ class Audit:
     stem: of the notebooks. checks: all that they have.
     right: {"2.1 slot by slot": source}, answers of another form, two or more for each exercise: all points.
     odd: {"2.1 strings": (source, points, words)}: what the grader gives and says.
-    seeds: for so many, each mistake of `seeded` checks (all of them if None) is told.
+    seeds: for so many each mistake is told.
     """
 
     stem: str
@@ -131,7 +131,6 @@ class Audit:
     right: dict[str, str]
     odd: dict[str, tuple[str, int, str]]
     seeds = 1
-    seeded = None
 
     @classmethod
     def mistakes(cls) -> dict[str, tuple]:
@@ -140,9 +139,7 @@ class Audit:
 
     def pytest_generate_tests(self, metafunc):
         checks = {check.exercise_id: check for check in self.checks}
-        seeded = checks if self.seeded is None else {check.exercise_id: check for check in self.seeded}
-        names = {"a_check": checks, "seeded_check": seeded}
-        names |= {"mistaken": self.mistakes(), "other_form": self.right, "odd_answer": self.odd}
+        names = {"a_check": checks, "mistaken": self.mistakes(), "other_form": self.right, "odd_answer": self.odd}
         for name in names.keys() & set(metafunc.fixturenames):
             metafunc.parametrize(name, names[name])
 
@@ -150,7 +147,7 @@ class Audit:
     @classmethod
     def rows(cls, tmp_path_factory):
         """One run of the grader: what it gives for each answer, by its name."""
-        answers = {name: check.source(mistake) for name, (check, mistake) in cls.mistakes().items()}
+        answers = {check.exercise_id: check.source(check.mistakes[0]) for check in cls.checks}
         answers |= {name: dedent(source).strip() for name, source in cls.right.items()}
         answers |= {name: dedent(source).strip() for name, (source, _, _) in cls.odd.items()}
         pairs = [(name.split()[0], source) for name, source in answers.items()]
@@ -166,10 +163,22 @@ class Audit:
         assert len({mistake.sentence for mistake in check.mistakes}) == len(check.mistakes)
         assert sum(self.of(name) is check for name in self.right) >= 2
 
+    def test_the_solution_has_all_points_for_any_seed(self, a_check, capsys):
+        check = self.of(a_check)
+        for seed in range(self.seeds):
+            assert f": {check.points} of {check.points} points" in told(check, check.solution, capsys, seed)
+
     @pytest.mark.slow
-    def test_a_mistake_loses_points_and_is_told_by_its_sentence(self, rows, mistaken):
-        row, (check, mistake) = rows[mistaken], self.mistakes()[mistaken]
-        assert row["points"] < check.points and f"most likely: {mistake.sentence}." in row["messages"], row
+    def test_a_mistake_loses_points_and_is_told_by_its_sentence(self, mistaken, capsys):
+        check, mistake = self.mistakes()[mistaken]
+        for seed in range(self.seeds):
+            said = told(check, check.twin(mistake), capsys, seed)
+            assert f": {check.points} of" not in said and f"most likely: {mistake.sentence}." in said, said
+
+    @pytest.mark.slow
+    def test_the_grader_tells_a_mistake_as_the_check_does(self, rows, a_check):
+        row, check = rows[a_check], self.of(a_check)
+        assert row["points"] < check.points and f"most likely: {check.mistakes[0].sentence}." in row["messages"], row
 
     @pytest.mark.slow
     def test_a_right_answer_of_another_form_gets_all_points(self, rows, other_form):
@@ -183,17 +192,6 @@ class Audit:
         assert row["points"] == points and words in " ".join(row["messages"]), row
 
     @pytest.mark.slow
-    def test_a_mistake_is_told_for_any_seed(self, seeded_check, capsys):
-        check = self.of(seeded_check)
-        for seed in range(self.seeds):
-            check(check.solution, seed=seed)
-            assert f"{check.points} of {check.points} points" in capsys.readouterr().out
-            for mistake in check.mistakes:
-                check(check.twin(mistake), seed=seed)
-                said = capsys.readouterr().out
-                assert mistake.sentence in said and f": {check.points} of" not in said, said
-
-    @pytest.mark.slow
     def test_scratch_cells_and_replaced_judges_change_no_verdict(self, rows, tmp_path):
         """A cell before each check of a right answer uses every name that judges; then one replaces the judges."""
         sources, count = solutions(self.stem), len(self.checks)
@@ -202,7 +200,7 @@ class Audit:
         scratch = scratch_cell(self.checks, sources.values())
         before = dict.fromkeys(range(count), scratch) | {count: attack_cell(self.checks)}
         got = [row["points"] for row in graded(tmp_path, self.stem, answers, before)]
-        wrong = [rows[f"{check.exercise_id} {check.mistakes[0].name}"]["points"] for check in self.checks]
+        wrong = [rows[check.exercise_id]["points"] for check in self.checks]
         assert got == [check.points for check in self.checks] + wrong
 
     @pytest.mark.slow
@@ -212,6 +210,13 @@ class Audit:
             card = grade(ROOT / folder / f"{self.stem}.ipynb", ROOT)
             assert (card["points"], card["max_points"]) == (points, most), card
             assert {row["status"] for row in card["exercises"]} == {status}, card
+
+
+def told(check, answer, capsys, seed: int = 0) -> str:
+    """What a check prints about an answer, in one line."""
+    capsys.readouterr()
+    check(answer, seed=seed)
+    return " ".join(capsys.readouterr().out.split())
 
 
 def module_of(checks):

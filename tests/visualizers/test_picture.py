@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers.traces import CHUNKS, busy, requests, run, sized
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from PIL import Image
@@ -220,12 +221,24 @@ def test_nothing_but_the_background_is_at_the_left_edge():
     assert (image[20:-20, 6:9] == 1).all()
 
 
-@pytest.mark.parametrize("png", [show(CHUNKS).to_png(), plots.cdf({"a": [1, 2]}).to_png()], ids=["player", "plot"])
-def test_it_is_a_white_card_with_round_corners(png):
+def test_it_is_a_white_card_with_round_corners():
     """So that it can be read on a dark page."""
-    image = pixels(png)
+    image = pixels(show(CHUNKS).to_png())
     assert (image[[0, 0, -1, -1], [0, -1, 0, -1], 3] == 0).all()
     assert (image[[30, -30]][:, [8, -8]] == 1).all()
+
+
+def test_the_words_of_a_chart_are_read_on_a_white_page_and_on_a_dark_one():
+    """A contrast of 3 or more (WCAG 2.1, 1.4.11: graphics) on both, and no ground of its own."""
+    chart = plots.cdf({"a": [1, 2]}, x="seconds")
+    image = pixels(chart.to_png()).reshape(-1, 4)
+    assert (image[:, 3] == 0).mean() > 0.9
+    axes = chart.axes[0]
+    words = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_legend().get_texts()]
+    for colour in {to_rgb(label.get_color()) for label in [*words, *axes.texts]}:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        light = np.dot(linear, (0.2126, 0.7152, 0.0722))
+        assert min(1.05 / (light + 0.05), (light + 0.05) / (0.0056 + 0.05)) > 3  # 0.0056: of #111111
 
 
 def test_without_an_iteration_the_png_shows_the_whole_run():

@@ -4,6 +4,7 @@ Lessons and check cells import from here. Nothing here imports torch, and nothin
 """
 
 from tinyengine.course.checks import check, ends
+from tinyengine.course.display import tell_unwritten
 from tinyengine.course.in_notebook import grade, home, progress, start
 from tinyengine.course.lesson import goal, predict, quiz, scoreboard
 from tinyengine.course.source import show_diff, show_source
@@ -23,3 +24,5 @@ __all__ = [
     "show_source",
     "start",
 ]
+
+tell_unwritten()

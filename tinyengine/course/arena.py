@@ -226,11 +226,12 @@ def fill(slots_class, steps, n_slots: int = 20) -> None:
 
 
 def draw_rows(rows, names: list[str], n_slots: int, title: str) -> None:
-    import matplotlib.pyplot as plt
+    from tinyengine.course.picture import blank, put  # matplotlib, where it is drawn: a check draws nothing
 
-    _, axes = plt.subplots(figsize=(8, 0.9 + 0.4 * max(1, len(rows))), layout="constrained")
+    figure = blank(8, 0.9 + 0.4 * max(1, len(rows)))
+    axes = figure.subplots()
     for y, (_, ranges_of) in enumerate(rows):
-        axes.broken_barh([(0, n_slots)], (y - 0.4, 0.8), facecolor="white", edgecolor="#59636e")
+        axes.broken_barh([(0, n_slots)], (y - 0.4, 0.8), facecolor="none", edgecolor="#59636e")
         for name, ranges in ranges_of.items():
             for first, end in ranges:
                 color = COLORS[names.index(name) % len(COLORS)]
@@ -242,14 +243,16 @@ def draw_rows(rows, names: list[str], n_slots: int, title: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.spines[:].set_visible(False)
     axes.set_yticks(range(len(rows)), [label for label, _ in rows])
-    plt.show()
+    put(figure, title)
 
 
 def draw_capacity(capacity, setups: dict[str, tuple]) -> None:
     """One bar for each setup: the shares of a device's memory, by capacity(memory, utilisation, weights, ...)."""
-    import matplotlib.pyplot as plt
+    from tinyengine.course.picture import blank, put  # matplotlib, where it is drawn: a check draws nothing
+    from visualizers.twins.common import GREY
 
-    _, axes = plt.subplots(figsize=(8, 0.9 + 0.5 * len(setups)), layout="constrained")
+    figure = blank(8, 0.9 + 0.5 * len(setups))
+    axes = figure.subplots()
     for y, (memory, utilisation, weights, kv_bytes, n_max) in enumerate(setups.values()):
         n_slots, requests = capacity(memory, utilisation, weights, kv_bytes, n_max)
         reserved, left = requests * n_max * kv_bytes, (n_slots - requests * n_max) * kv_bytes
@@ -257,11 +260,11 @@ def draw_capacity(capacity, setups: dict[str, tuple]) -> None:
         for size, color in ((weights, "#BBBBBB"), (reserved, COLORS[0]), (left, COLORS[1])):
             axes.broken_barh([(begin, size / memory)], (y - 0.2, 0.55), facecolor=color, edgecolor=EDGE)
             begin += size / memory
-        axes.text(0, y - 0.25, f"{requests:,.0f} requests of {n_max:,} K/V slots", va="bottom", color=EDGE)
+        axes.text(0, y - 0.25, f"{requests:,.0f} requests of {n_max:,} K/V slots", va="bottom", color=GREY)
         axes.plot([utilisation] * 2, [y - 0.25, y + 0.4], color="#D55E00", linewidth=2)
-    axes.axvline(1, color=EDGE)
-    axes.set(ylim=(len(setups) - 0.5, -0.5), xlabel="share of the device's memory (red: utilisation, black: all of it)")
+    axes.axvline(1, color=GREY)
+    axes.set(ylim=(len(setups) - 0.5, -0.5), xlabel="share of the device's memory (red: utilisation, line at 1: all)")
     axes.set_title("grey: weights, blue: reserved, orange: K/V slots too few for one more request", fontsize=10)
     axes.set_yticks(range(len(setups)), setups)
     axes.spines[:].set_visible(False)
-    plt.show()
+    put(figure, "; ".join(f"{name}: {capacity(*setup)}" for name, setup in setups.items()))

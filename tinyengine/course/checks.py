@@ -25,10 +25,9 @@ import threading
 import time
 from contextlib import contextmanager
 
-from tinyengine.course.display import in_notebook, publish
+from tinyengine.course.display import UNWRITTEN, in_notebook, publish
 
 MIME = "application/vnd.tinyengine.check+json"
-UNWRITTEN = re.compile(r"(\d+\.\w+): ")  # how the builder's stubs begin their NotImplementedError
 PLACE = re.compile(r"\s*\([^()\s]+, line \d+\)$")  # what a SyntaxError adds: the made-up name of the cell's file
 LIMIT = 400  # characters of a value or an error that a message quotes
 

@@ -1,7 +1,9 @@
 """Put a result into the output of the running cell, or on the terminal when there is no notebook."""
 
+import re
 import sys
 
+UNWRITTEN = re.compile(r"(\d+\.\w+): ")  # how the builder's stubs begin their NotImplementedError
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -19,6 +21,23 @@ def publish(plain: str, **rich) -> None:
         publish_display_data({"text/plain": plain, **rich})
     else:
         print(plain)
+
+
+def tell_unwritten() -> None:
+    """From now on a notebook tells an exercise that is not written yet in one line, without a traceback."""
+    if not in_notebook():
+        return
+
+    def tell(shell, kind, error, traceback, tb_offset=None):
+        stub = UNWRITTEN.match(str(error)) if kind is NotImplementedError else None
+        if stub:
+            lines = [f"Exercise {stub[1]} is not written yet: {str(error)[stub.end() :]}."]
+        else:
+            lines = shell.InteractiveTB.structured_traceback(kind, error, traceback, tb_offset=tb_offset)
+        shell._showtraceback(kind, error, lines)
+        return lines
+
+    sys.modules["IPython"].get_ipython().set_custom_exc((NotImplementedError,), tell)
 
 
 def view(widget) -> dict:

@@ -25,7 +25,8 @@ from copy import copy, deepcopy
 from pathlib import Path
 
 from tinyengine.course.builder import sha
-from tinyengine.course.checks import PLACE, UNWRITTEN
+from tinyengine.course.checks import PLACE
+from tinyengine.course.display import UNWRITTEN
 from tinyengine.course.keep import needed, statements_of
 from tinyengine.course.notebooks import CourseError, environment, nbformat, read, short, text_of
 

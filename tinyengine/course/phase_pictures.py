@@ -1,34 +1,17 @@
 """Pictures for lesson 00: what each step of a request computes, what a query looks at, where the ridge is."""
 
-import io
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 
 import torch
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tinyengine.course.checks import ends, plain
-from tinyengine.course.display import publish
 from tinyengine.course.phases import GPUS, Script, Watched, encoded, tensors, tiny
-from visualizers.twins.common import DPI, card
+from tinyengine.course.picture import blank, put
+from visualizers.twins.common import GREY
 
-COMPUTED, KEPT, NOTHING = "#0072B2", "#cfe3f2", "#ffffff"
+COMPUTED, KEPT = "#0072B2", "#cfe3f2"
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
-
-
-def blank(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.06)
-    return figure
-
-
-def put(figure: Figure, words: str) -> None:
-    """Shows a figure on a white card; in a terminal its words."""
-    card(figure)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
-    publish(words, **{"image/png": b64encode(out.getvalue()).decode()})
 
 
 def draw_rows(**runs: Sequence[Sequence[int]]) -> None:
@@ -41,7 +24,7 @@ def draw_rows(**runs: Sequence[Sequence[int]]) -> None:
         kept: set[int] = set()
         for number, step in enumerate(steps, 1):
             for position in range(height):
-                colour = COMPUTED if position in step else KEPT if position in kept else NOTHING
+                colour = COMPUTED if position in step else KEPT if position in kept else "none"
                 axes.add_patch(Rectangle((number - 0.5, position - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
             kept |= set(step)
         axes.set(xlim=(0.5, len(steps) + 0.5), ylim=(height - 0.5, -0.5), xlabel="step")
@@ -107,7 +90,7 @@ def draw_ridge(
     (bandwidth, flops), rows = GPUS[gpu], range(1, 513)
     figure = blank(6.0, 2.5)
     axes, places = figure.subplots(), []
-    axes.plot(rows, [2e3 * weights * n / flops for n in rows], color="black", label="computing")
+    axes.plot(rows, [2e3 * weights * n / flops for n in rows], color=GREY, label="computing")
     for context, colour in zip(contexts, COLOURS):
         reading = [1e3 * (2 * weights + n * context * kv_per_token) / bandwidth for n in rows]
         axes.plot(rows, reading, color=colour, label=f"reading, {context:,} tokens of K/V a row")

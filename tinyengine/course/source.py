@@ -36,10 +36,11 @@ BLOCK = (
 )
 
 
-def show_source(obj, *more, without: tuple[str, ...] = ()) -> None:
+def show_source(obj, *more, without: tuple[str, ...] = (), fold: str = "") -> None:
     """Show the code of classes, functions, methods or modules, each under the name of its file.
 
-    without: statements that mention one of these names are left out, and `...` stands in their place.
+    without: statements that mention one of these names are left out, and `...` stands in their place. fold: the line
+    that stands for the code until the reader opens it.
     """
     names = (without,) if isinstance(without, str) else tuple(without)
     shown = [left_out(source_of(o), names) for o in (obj, *more)]
@@ -49,6 +50,8 @@ def show_source(obj, *more, without: tuple[str, ...] = ()) -> None:
     titles = [caption(o) + without_text(found) for o, (_, found) in zip((obj, *more), shown)]
     plain = "\n\n".join(f"# {title}\n{code}" for title, (code, _) in zip(titles, shown))
     rich = "\n".join(block(title, coloured(code)) for title, (code, _) in zip(titles, shown))
+    if fold:
+        rich = f"<details><summary>{html.escape(fold)}</summary>\n{rich}</details>"
     publish(plain, **{"text/html": rich})
 
 

@@ -296,22 +296,24 @@ def is_pair(item) -> bool:
     return pair and isinstance(item[0], Request) and isinstance(item[1], Integral)
 
 
-def keeps(c, runs, again) -> bool:
+def keeps(c, runs, again, rules=(), worth=None) -> bool:
     """One line of the check for each rule, of one point; only the broken ones where a plan cannot run. False where a
     rule is broken. runs: whose `got` is a Watch. again(case): a new Watch, since a case without a name is told as small
-    as it can be. In a notebook the first run that breaks a rule is drawn.
+    as it can be. rules: only these. worth: the points of those that have other than one. In a notebook the first run
+    that breaks a rule is drawn.
     """
-    kept, can_run = True, not any("plan" in run.got.faults for run in runs)
-    for rule, name in runs[0].got.rules.items():
+    kept, can_run, worth = True, not any("plan" in run.got.faults for run in runs), worth or {}
+    for rule in rules or runs[0].got.rules:
+        name, points = runs[0].got.rules[rule], worth.get(rule, 1)
         broken = next((run for run in runs if rule in run.got.faults), None)
         if broken is None:
             if can_run:
-                c.true(name, True, "")
+                c.true(name, True, "", points)
             continue
         watch, kept = broken.got, False
         if not isinstance(broken.case, str):
             watch = again(smallest(broken.case, lambda case, rule=rule: rule in again(case).faults))
-        c.true(name, False, watch.faults[rule])
+        c.true(name, False, watch.faults[rule], points)
         c.draw(watch.trace, watch.when[rule])
     return kept
 

@@ -8,6 +8,7 @@ WIDTH, DPI = 9.0, 150  # inches, dots per inch: about 900 px wide on GitHub, and
 LEFT, SHARE = 0.088, 0.897  # of the width: where the cells begin, and how wide they are
 HATCH = {"prefill": "//////", "chunk": "\\\\\\\\\\\\", "decode": "", "recompute": "xxxxxx"}
 GRID, EDGE, DIM, INK, ACCENT = "#c3cad2", "#39424d", "#59636e", "#1b1f24", "#b3261e"
+GREY = "#7b8087"  # reads on a white page and on a dark one
 PALE, MID, WASH, EDGED = 0.66, 0.4, 0.9, 0.3  # how far a hue is mixed with white, and with ink at an edge
 MOST_CELLS = 160  # iterations; beyond, a line between any two would be all that is seen
 LINES = 3  # most of them
@@ -27,6 +28,22 @@ def card(figure):
     inside.set_in_layout(False)
     figure.set_facecolor("none")
     figure.add_artist(inside)
+
+
+def on_any_page(figure):
+    """No ground, and all words around the data in grey, since the page around a chart may be white or dark."""
+    figure.set_facecolor("none")
+    legends = list(figure.legends)
+    for axes in figure.axes:
+        axes.set_facecolor("none")
+        axes.tick_params(colors=GREY)
+        axes.spines[:].set_color(GREY)
+        for words in (axes.title, axes.xaxis.label, axes.yaxis.label):
+            words.set_color(GREY)
+        legends += [axes.get_legend()] if axes.get_legend() else []
+    for legend in legends:
+        for words in (legend.get_title(), *legend.get_texts()):
+            words.set_color(GREY)
 
 
 def playhead(data: dict, engine: dict) -> int:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch
 
-from tinyengine.course.checks import ends, far, quote
+from tinyengine.course.checks import ends, far, plain, quote, same
 from tinyengine.course.exercise import exercise
 from tinyengine.course.rectangles import CASES, attended, real_of, served, waiting_times
-from tinyengine.course.watch import Watch, draw_cases, keeps, some
+from tinyengine.course.watch import Halt, Watch, draw_cases, keeps, some
 from tinyengine.scheduler import Scheduler
 
 
@@ -49,6 +49,14 @@ LAST = "[len(token_ids) - 1 for token_ids, _ in chunks]"
 RECTANGLE_MISTAKES = [
     ("left", "you pad on the left: here the padding stands behind a request's tokens",
      ("[line, :n]", "[line, width - n :]"), (LAST, "[width - 1] * len(chunks)")),
+    ("left, last", "you pad on the left, and last as if the padding stood on the right",
+     ("[line, :n]", "[line, width - n :]")),
+    ("left, columns", "you pad on the left, and your positions count the columns of the line",
+     (RANGE, "positions[line] = torch.arange(width)"), ("[line, :n]", "[line, width - n :]"),
+     (LAST, "[width - 1] * len(chunks)")),
+    ("left, from 0", "you pad on the left, and your positions begin at 0 in each chunk",
+     ("[line, :n]", "[line, width - n :]"), (LAST, "[width - 1] * len(chunks)"),
+     ("torch.arange(first, first + n)", "torch.arange(n)")),
     ("from 0", "your positions begin at 0 in each chunk, also where older tokens of the request stand before it",
      ("arange(first, first + n)", "arange(n)")),
     ("from 1", "your positions are one too high: first_position is that of the chunk's first token",
@@ -63,6 +71,10 @@ RECTANGLE_MISTAKES = [
      ("len(token_ids) - 1 for", "len(token_ids) for")),
     ("along the rows", "last counts along the rows of the whole batch: the column in the request's own line is needed",
      (LAST, "[len(ids) - 1 + line * width for line, (ids, _) in enumerate(chunks)]")),
+    ("from the end", "last is -1 for every request: a short one ends before the last column",
+     (LAST, "[-1] * len(chunks)")),
+    ("position", "last is the position of a request's last token, but its column is needed",
+     (LAST, "[first + len(token_ids) - 1 for token_ids, first in chunks]")),
     ("ids", "last holds token ids, but the number of a column is needed", (LAST, "[ids[-1] for ids, _ in chunks]")),
     ("id 0", "you take each token with id 0 for padding, but a request may hold that token too",
      ("positions, real, last", "positions, tokens != 0, last")),
@@ -87,13 +99,28 @@ def draw_chunks(random):
     return [([chunk() for _ in range(number(2, 6))],) for _ in range(4)]
 
 
+PARTS = ("tokens", "positions", "real", "last")
+
+
 def kinds(got) -> str:
     """What is wrong with the kinds of the four parts of a rectangle, or ""."""
-    for name, part in zip(("tokens", "positions", "real", "last"), got):
+    for name, part in zip(PARTS, got):
         if not isinstance(part, torch.Tensor):
             return f"{name} is {quote(part)}, where a tensor is needed"
         if part.is_floating_point():
             return f"{name} is a tensor of {str(part.dtype).removeprefix('torch.')}, where whole numbers are needed"
+    return ""
+
+
+def wrong_line(runs, part: int) -> str:
+    """The first request for which this part of a rectangle is wrong, as the learner has it; or ""."""
+    for run in runs:
+        got, want = plain(run.got[part]), plain(run.want[part])
+        if not isinstance(got, list) or len(got) != len(want):
+            return f"rectangle({quote(run.case[0])}) gives {quote(got)}, where one line for each request is needed"
+        for number, (line, right) in enumerate(zip(got, want)):
+            if not same(line, right):
+                return f"for request {number} of rectangle({quote(run.case[0])}) you have {quote(line)}"
     return ""
 
 
@@ -104,8 +131,10 @@ def check_1_1(c, answer):
         return c.wait("the rest")
     trouble = next(filter(None, (kinds(run.got) for run in runs)), "")
     c.true("four tensors", not trouble, trouble, points=0)
-    right = [c.agree(name, runs, part=part) for part, name in enumerate(("tokens", "positions", "real", "last"))]
-    if trouble or not all(right):
+    wrong = [wrong_line(runs, part) for part in range(4)]
+    for name, told in zip(PARTS, wrong):
+        c.true(name, not told, told)
+    if trouble or any(wrong):
         return c.wait("the real engine")
     in_the_engine(c, rectangle=answer)
 
@@ -131,6 +160,7 @@ def mask(real, n):
 
 SEES = "causal & real[:, None] | itself"
 MASK_MISTAKES = [
+    ("everything", "every token sees every key", (SEES, "torch.ones(len(real), n, width, dtype=torch.bool)")),
     ("padded keys", "a token sees keys of padding", (SEES, "causal.expand(len(real), n, width)")),
     ("future", "a token sees keys of tokens that come after it", ("causal & ", "")),
     ("top left", "your mask is aligned to the top left: the newest column comes after all others",
@@ -182,9 +212,23 @@ def draw_lines(random):
     return [(tuple(line(width + n, n) for _ in range(random.randint(2, 4))), n) for width, n in sizes]
 
 
-def wrong_rows(runs) -> str:
-    bad = next((run.case for run in runs if far(run.got.out, run.want.out, 1e-9, 1e-9)), None)
-    return f"{place(bad)}: attention gives a token another result than alone" if bad else ""
+def wrong_row(answer, runs) -> str:
+    """The first token whose row of attention is not what it is alone, and what the mask lets it see; or ""."""
+    for run in runs:
+        lines, n = run.case
+        real = real_of(lines)
+        tokens = real[:, -n:].nonzero().tolist()
+        for (request, line), mine, right in zip(tokens, run.got.out, run.want.out):
+            if far(mine, right, 1e-9, 1e-9):
+                seen_there = ends(answer, real.clone(), n)[request, line].nonzero().flatten().tolist()
+                return (f"{place(run.case)}: request {request}, column {real.shape[1] - n + line} gets another result "
+                        f"than alone; your mask lets it see {columns(seen_there)}")  # fmt: skip
+    return ""
+
+
+def columns(numbers) -> str:
+    """column 2, columns 0, 1, 2"""
+    return f"column{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else "no column"
 
 
 def place(case) -> str:
@@ -197,10 +241,12 @@ def check_1_2(c, answer):
     form = next((f"{place(run.case)}: {run.got.form}" for run in runs if run.got.form), "")
     if not c.true("a tensor [B, n, K] of bool", not form, form, points=0):
         return c.wait("the rest")
-    groups = {"one request alone": runs[:1], "prompts side by side": runs[1:3], "decode steps": runs[3:]}
+    right, groups = True, {"one request alone": runs[:1], "prompts side by side": runs[1:3], "decode steps": runs[3:]}
     for name, group in groups.items():
-        trouble = wrong_rows(group)
-        c.true(name, not trouble, trouble)
+        trouble = wrong_row(answer, group)
+        right &= c.true(name, not trouble, trouble)
+    if not right:
+        return c.wait("rows of padding")
     odd = next((place(run.case) for run in runs if not run.got.finite), "")
     c.true("no row is NaN, not even one of padding", not odd, f"{odd}: a row of padding is NaN")
 
@@ -227,6 +273,9 @@ class MyStatic(Scheduler):
 REFUSED = "not self.memory.reserve(self.waiting[0])"
 STATIC_MISTAKES = [
     ("joins", "a request joins while others of the batch still run", ("if not self.running:", "if True:")),
+    ("joins later", "requests join whenever a batch slot is free, also beside others that still run",
+     ("if not self.running:", "began = not self.running\n        if True:"),
+     ("            self.batch_size =", "            self.batch_size = self.batch_size if not began else")),
     ("one by one", "a batch begins with one request, however many batch slots are free",
      ("append(self.waiting.popleft())", "append(self.waiting.popleft())\n                break")),
     ("too many", "you admit one request too many: a batch slot must be free before a request joins",
@@ -244,10 +293,15 @@ STATIC_MISTAKES = [
      ("break", "self.waiting.append(self.waiting.popleft())\n                    break")),
     ("lost", "you take a request out of the queue before the memory has granted it, and forget it when it is refused",
      ("self.waiting[0]", "request := self.waiting.popleft()"), ("append(self.waiting.popleft())", "append(request)")),
+    ("lost, and on", "you forget each request that is refused, and go on to the next",
+     ("self.waiting[0]", "request := self.waiting.popleft()"), ("append(self.waiting.popleft())", "append(request)"),
+     ("break", "continue")),
     ("asks for ever", "a refused request is asked for again and again: leave the loop when the memory refuses",
      ("break", "continue")),
     ("one token", "you plan one token each, but in its first iteration a request computes its whole prompt",
      ("request.gap", "1")),
+    ("prompt again", "you plan the whole prompt in every iteration, but a decode step computes one token",
+     ("request.gap", "request.num_prompt_tokens")),
     ("first only", "the plan has only requests that begin, but all that run are served",
      ("in self.running]", "in self.running if not request.computed]")),
     ("no return", "schedule() makes a plan and does not return it", ("return ", "")),
@@ -263,6 +317,7 @@ class StaticWatch(Watch):
     """A scheduler that must keep its batch together."""
 
     rules = Watch.rules | {
+        "reserve": "no request runs without K/V slots",
         "batch": "no request joins before the whole batch has ended",
         "full": "a new batch begins with as many requests as it can",
         "height": "batch_size is the number of requests with which the batch began",
@@ -273,17 +328,37 @@ class StaticWatch(Watch):
         self.scheduler, self.ran = scheduler, ran
         super().look(scheduler, queue, ran, plan)
 
+    def look_at_places(self, scheduler, queue, plan):
+        """Two faults that are not the plan's: a request that is lost, after which the run goes on, and a queue that
+        is left waiting."""
+        there = [*scheduler.waiting, *scheduler.running]
+        lost = [request.request_id for request in queue if request not in there]
+        if lost:
+            self.note("order", f"{lost[0]} is lost: it has left self.waiting and is not in self.running")
+        if self.plans and not plan and scheduler.waiting and not scheduler.running:
+            number = len(scheduler.waiting)
+            self.note("full", f"the plan is empty, and {some(number, 'request')} wait{'s' * (number == 1)}")
+            raise Halt
+        super().look_at_places(scheduler, [request for request in queue if request in there], plan)
+
+    def look_at_memory(self, waiting, running):
+        bare = [request.request_id for request in running if not request.table]
+        if bare:
+            self.note("reserve", f"{bare[0]} runs, but memory.reserve() has not granted it K/V slots")
+        else:
+            super().look_at_memory(waiting, running)
+
     def look_at_joining(self, waiting, running, joined):
         if not self.ran:
             self.began = len(running)
             super().look_at_joining(waiting, running, joined)
-            if self.late:
+            if self.late and "order" not in self.faults:
                 self.faults.setdefault("full", self.late)
                 self.when.setdefault("full", self.when["late"])
         elif joined:
             self.note("batch", f"{some(joined, 'request')} join{'s' * (joined == 1)} a batch that has not ended")
         size = getattr(self.scheduler, "batch_size", None)
-        if running and size != self.began:
+        if running and size != self.began and "batch" not in self.faults:
             self.note("height", f"batch_size is {quote(size)}, and the batch began with {some(self.began, 'request')}")
 
 
@@ -291,11 +366,15 @@ def run(scheduler_class, case):
     return StaticWatch(scheduler_class, CASES[case] if isinstance(case, str) else case, named=case)
 
 
-@exercise("1.3", points=8, solution=MyStatic, mistakes=STATIC_MISTAKES, part=True)
+WORTH = {"batch": 2}  # points of a rule; the others have one
+
+
+@exercise("1.3", points=10, solution=MyStatic, mistakes=STATIC_MISTAKES, part=True)
 def check_1_3(c, answer):
     runs = c.cases("schedule() runs", answer, CASES, run, Watch.behaviour, draw_cases)
-    if not keeps(c, runs, lambda case: run(answer, case)):
-        return c.wait("the rest")
+    for rules in (("plan",), ("batch", "full"), ("reserve",), ("size", "order", "memory", "height")):
+        if not keeps(c, runs, lambda case: run(answer, case), rules, WORTH):
+            return c.wait("the rest")
     in_the_engine(c, MyStatic=answer)
 
 
@@ -346,6 +425,24 @@ WAITS_MISTAKES = [
      ("= outputs[", "= sorted(outputs)[")),
     ("gaps", "you count the last two from the beginning of the batch: count them from the arrival",
      (EACH, "(begin + 1, output, end - begin)")),
+    ("first from 0", "your first tokens are one iteration too early: the first iteration is iteration 1",
+     (EACH, "(begin, begin + output, end)")),
+    ("last from 0", "your last tokens are one iteration too early: the first iteration is iteration 1",
+     (EACH, "(begin + 1, begin + output - 1, end)")),
+    ("output alone", "you count a last token from the beginning of its batch: the batches before it take time as well",
+     (EACH, "(begin + 1, output, end)")),
+    ("batch alone", "you count a return from the beginning of its batch: the batches before it take time as well",
+     (EACH, "(begin + 1, begin + output, end - begin)")),
+    ("all at the end", "you return every request when the whole queue has ended, but each batch returns at its own end",
+     ("return found", "return [(one, other, begin) for one, other, _ in found]")),
+    ("swapped", "you give the last token and the return in the other order",
+     (EACH, "(begin + 1, end, begin + output)")),
+    ("last batch", "you leave out the last batch where it is not full",
+     ("range(0, len(outputs)", "range(0, len(outputs) - max_num_seqs + 1")),
+    ("all at once", "you put the whole queue into one batch, but only max_num_seqs requests are a batch",
+     ("range(0, len(outputs), max_num_seqs)", "[0]"), (" = outputs[first : first + max_num_seqs]", " = outputs")),
+    ("one by one", "you serve one request at a time",
+     ("range(0, len(outputs), max_num_seqs)", "range(len(outputs))"), ("first + max_num_seqs", "first + 1")),
 ]  # fmt: skip
 
 
@@ -407,14 +504,17 @@ ORDER_MISTAKES = [
      "batch slots idle", ("-outputs[number]", "outputs[number]")),
     ("mixed", "you put long and short requests side by side: the short ones' batch slots then idle",
      ("    before,", "    order = [n for pair in zip(order, order[::-1]) for n in pair][: len(order)]\n    before,")),
-    ("lengths", "your order holds output lengths, but the numbers of the requests are needed",
+    ("lengths", "your order holds output lengths, but numbers of requests are needed",
      ("return order,", "return sorted(outputs, reverse=True),")),
-    ("places", "your order says where each request stands: which request stands at each place is needed",
+    ("places", "your order gives the place of each request: needed is, place by place, the number of the request there",
      ("return order,", "return [order.index(number) for number in arrival],")),
-    ("last", "you name the request that stands last: its wait is the longest, but another may have grown more",
+    ("last", "you name the request in the last place: it waits longest, but another's wait may have grown more",
      (WHO, "order[-1]")),
     ("gains", "you name the request that gains most", (WHO, WHO.replace("max(", "min("))),
-    ("queue", "you count places in the queue: what grows is the number of iterations before the first token",
+    ("shortest", "you name the shortest request: another's wait may have grown more",
+     (WHO, "min(arrival, key=lambda number: outputs[number])")),
+    ("place", "you name the place of the request that pays: its number is needed", (WHO, f"order.index({WHO})")),
+    ("queue", "you compare places in the queue, but a request pays in iterations",
      (WHO, "max(arrival, key=lambda number: order.index(number) - number)")),
     ("growth", "you return by how much the wait has grown: whose wait it is, is asked",
      (WHO, "max(after[number] - before[number] for number in arrival)")),
@@ -424,12 +524,15 @@ ORDER_MISTAKES = [
 
 class Queue(NamedTuple):
     """An answer to 1.5, looked at. form: what is wrong with it, or "". idle: slot-steps. lengths: the outputs in its
-    order, where another order has fewer. more: by how much another request's wait grows more than that of `who`."""
+    order, where another order has fewer. paid: by how many iterations the wait of `who` grows. more: by how many more
+    another's does. arrival: slot-steps that are idle in the order of arrival."""
 
     form: str
-    idle: int
-    lengths: list
-    more: int
+    idle: int = 0
+    lengths: list = ()
+    paid: int = 0
+    more: int = 0
+    arrival: int = 0
 
 
 def ordered(answer, case):
@@ -438,23 +541,25 @@ def ordered(answer, case):
     if got is None:
         return None
     if form := trouble_with(got, outputs):
-        return Queue(form, 0, [], 0)
+        return Queue(form)
     order, who = list(got[0]), got[1]
     before, after = waiting_times(outputs, width), waiting_times(outputs, width, order)
     grown = [later - sooner for later, sooner in zip(after, before)]
     lengths = [outputs[number] for number in order]
-    idle, least = (sum(max(queue[n : n + width]) for n in range(0, len(queue), width)) * width - sum(queue)
-                   for queue in (lengths, sorted(outputs, reverse=True)))  # fmt: skip
-    return Queue("", idle, lengths if idle > least else [], max(grown) - grown[who])
+    idle, least, arrival = (
+        sum(max(queue[n : n + width]) for n in range(0, len(queue), width)) * width - sum(queue)
+        for queue in (lengths, sorted(outputs, reverse=True), outputs)
+    )
+    return Queue("", idle, lengths if idle > least else [], grown[who], max(grown) - grown[who], arrival)
 
 
 def trouble_with(got, outputs) -> str:
     if not (isinstance(got, tuple | list) and len(got) == 2 and isinstance(got[0], tuple | list)):
         return f"you have {quote(got)}, where (order, who) is needed, a list and a number"
     if sorted(map(str, got[0])) != sorted(map(str, range(len(outputs)))) or not all(isinstance(n, int) for n in got[0]):
-        return f"your order is {quote(got[0])}, but it must hold each of 0 to {len(outputs) - 1} once"
+        return f"your order is {quote(got[0])}, but it must hold each request's number, 0 to {len(outputs) - 1}, once"
     is_request = isinstance(got[1], int) and 0 <= got[1] < len(outputs)
-    return "" if is_request else f"who is {quote(got[1])}, where the number of a request is needed"
+    return "" if is_request else f"who is {quote(got[1])}, where a request's number, 0 to {len(outputs) - 1}, is needed"
 
 
 @exercise("1.5", points=3, solution=best_order, mistakes=ORDER_MISTAKES)
@@ -464,9 +569,14 @@ def check_1_5(c, answer):
     told = odd and f"best_order{odd.case}: {odd.got.form}"
     if not c.true("an order, and the number of a request", odd is None, told, points=0):
         return c.wait("the rest")
+    idle, arrival = (sum(getattr(run.got, name) for run in runs) for name in ("idle", "arrival"))
+    told = f"in all cases together you leave {some(idle, 'slot-step')} idle, and the orders of arrival {arrival}"
+    if not c.true("it wastes less than the order of arrival", idle < arrival, told):
+        return c.wait("the rest")
     slow = next((run for run in runs if run.got.idle > run.want.idle), runs[0])
     where = f"for the outputs {slow.case[0]} in {some(slow.case[1], 'batch slot')}"
-    c.par("idle slot-steps", slow.got.idle, slow.want.idle, points=2, where=where)
+    c.par("idle slot-steps", slow.got.idle, slow.want.idle, where=where)
     wrong = next((run for run in runs if run.got.more), None)
-    told = wrong and f"best_order{wrong.case}: another request's first token is delayed by more iterations"
+    paid = wrong and ("pays " if wrong.got.paid >= 0 else "gains ") + some(abs(wrong.got.paid), "iteration")
+    told = wrong and f"best_order{wrong.case}: with your order the request that you name {paid}, and another pays more"
     c.true("who pays most for your order", wrong is None, told)
