@@ -30,18 +30,6 @@ def served(**parts) -> list[list[int]]:
     return [output.token_ids for output in workload("course").replay(engine(**parts))]
 
 
-def unwritten(function):
-    """The same function, but an exercise that is not written yet is told in a line, without a traceback."""
-
-    def told(*args, **options):
-        try:
-            return function(*args, **options)
-        except NotImplementedError as error:
-            publish(f"not written yet: {error}")
-
-    return told
-
-
 def be(number: int) -> str:
     return "is" if number == 1 else "are"
 
@@ -60,7 +48,6 @@ def with_budget(scheduler_class, budget: int):
     return Made
 
 
-@unwritten
 def show_run(scheduler_class, sizes, max_num_seqs: int, n_blocks: int, budget: int) -> None:
     """Draws a run with dummy tokens, and prints how many tokens each iteration computes."""
     scheduler = guarded(with_budget(scheduler_class, budget)(Blocks(n_blocks, SIZE), max_num_seqs))
@@ -208,7 +195,6 @@ def draw_cases(random, number: int = 4) -> list[tuple]:
     return cases
 
 
-@unwritten
 def show_answers(prompts, budget: int, **parts) -> None:
     """Answers of the real engine with parts of the learner's, printed and drawn."""
     made = engine(budget=budget, **parts)
@@ -223,7 +209,6 @@ def show_answers(prompts, budget: int, **parts) -> None:
 MEASURED = [(16, 0.00206), (32, 0.0027), (64, 0.00433), (128, 0.00782), (256, 0.01534), (384, 0.02378), (512, 0.03327)]
 
 
-@unwritten
 def show_budget(token_budget, steps, promise: float):
     """A chart of the steps, and where the budget of an answer lies."""
     from visualizers.plots import iteration_time_vs_tokens  # imported here: it needs matplotlib
@@ -257,7 +242,6 @@ class Ticket(NamedTuple):
         return f"{self.name}(priority {self.priority}, arrival {self.arrival:g}{due})"
 
 
-@unwritten
 def show_victims(choose_victim, running) -> None:
     """Prints who gives way, one after the other."""
     running = list(running)
@@ -291,7 +275,6 @@ def rush(urgent: int = 40) -> list[Ticket]:
     return others + [Ticket(f"u{number}", arrival=number, deadline=number + 2) for number in range(urgent)]
 
 
-@unwritten
 def show_stream(next_in_queue, requests) -> None:
     """Prints when each request leaves the queue."""
     order = {name: now for now, name in stream(next_in_queue, requests)}
@@ -325,12 +308,10 @@ def written(accepted, case) -> tuple:
     return tokens, log
 
 
-@unwritten
 def show_call(accepted, guesses, chosen) -> None:
     print(f"guesses {guesses}, chosen {chosen}: {quote(ends(accepted, list(guesses), list(chosen)))}")
 
 
-@unwritten
 def show_guesses(accepted, question: str, most: int = 4) -> None:
     """Writes an answer of the real model with up to `most` guesses each time, and prints what became of them."""
     import torch  # imported here, as what follows

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tinyengine.course.budgeting import Budgeted, draw, unwritten, with_budget
+from tinyengine.course.budgeting import Budgeted, draw, with_budget
 from tinyengine.course.checks import ends, quote
 from tinyengine.course.paging import Pool
 from tinyengine.course.watch import is_pair, some
@@ -124,7 +124,6 @@ def said(scheduler_class, case: tuple[int, int, int, int]) -> bool:
     return bool(ends(scheduler.emits, requests["a"], n_tokens))
 
 
-@unwritten
 def find_faults(scheduler_class, cases: dict) -> None:
     """Prints the first broken promise of each case, and draws the longest run that breaks one."""
     runs = {name: Tiled(scheduler_class, case, named=name) for name, case in cases.items()}
