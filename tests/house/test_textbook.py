@@ -93,6 +93,7 @@ def test_a_step_is_eleven_statements_with_one_branch():
 
 
 def test_kernels_and_their_compilers_stay_in_one_room():
+    """But for the exercise in which a learner writes a kernel."""
     for path in ENGINE.rglob("*.py"):
         roots = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -100,5 +101,5 @@ def test_kernels_and_their_compilers_stay_in_one_room():
                 roots |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 roots.add(node.module.split(".")[0])
-        if path.relative_to(ENGINE).parts[0] != "fast":
+        if path.relative_to(ENGINE).parts[0] != "fast" and path != ENGINE / "course" / "tiles.py":
             assert not roots & {"numba", "llvmlite", "triton"}, path
