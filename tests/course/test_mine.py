@@ -10,7 +10,7 @@ from tinyengine.course import mine
 from tinyengine.course.grader import graded_copy, manifest, part_source
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.notebooks import read
-from tinyengine.course.referees import paged
+from tinyengine.course.referees import invariant, paged
 from tinyengine.metrics import measure
 from tinyengine.workload import Item, Workload, workload
 
@@ -106,6 +106,10 @@ OF = {"static": ["MyStatic", "MySlots", "rectangle", "sample"], "orca": ["MyOrca
 PARTS["MyPaged"] = f"from tinyengine.scheduler import Scheduler\n\n{getsource(paged.MyPaged)}"
 PARTS["MyBlocks"] = f"from tinyengine.memory import Blocks\n\n{getsource(paged.MyBlocks)}"
 PARTS["paged_attention"] = f"import torch\nfrom itertools import pairwise\n\n{getsource(paged.paged_attention)}"
+PARTS["fixed_split_attention"] = (
+    f"import torch\nimport torch.nn.functional as F\n\n{getsource(invariant.fixed_split_attention)}"
+)
+OF["invariant"] = ["MyBlocks", "flat", "fixed_split_attention", "sample"]
 OF["paged"] = ["MyPaged", "MyBlocks", "flat", "paged_attention", "sample"]
 OF["selective"] = ["MyOrca", "MySlots", "flat", "attend", "attend_each", "sample"]
 CASES = [(stage, [name]) for stage, names in OF.items() for name in names]
