@@ -11,7 +11,9 @@ from tinyengine.course.checks import ends, quote
 from tinyengine.course.plugged import plugged
 from tinyengine.course.small_device import SmallDevice, moved_bits, numbers
 from tinyengine.invariant.attention import one_query
+from tinyengine.invariant.envelope import bits
 from tinyengine.model.load import load_model
+from tinyengine.request import SamplingParams
 from tinyengine.workload import workload
 
 SPLIT = 16  # keys of a split
@@ -31,6 +33,31 @@ def engine(num_slots: int = 320, max_num_seqs: int = 4, **parts):
 def served(**parts) -> list[list[int]]:
     """The tokens of the course's eight requests."""
     return [output.token_ids for output in workload("course").replay(engine(**parts))]
+
+
+def moved_logits(prompts, stage: str = "invariant", **parts) -> str:
+    """Serves each prompt alone and all together, and says how many logits have other bits together than alone."""
+
+    def logits(batch):
+        engine, seen = plugged(tiny(), stage, parts, num_slots=1024), {}
+        compute = engine.logits
+
+        def watched(rows):
+            out = compute(rows)
+            seen.update({(request.request_id, length): row for row, (request, length) in zip(out, rows.wanted)})
+            return out
+
+        engine.logits = watched
+        engine.generate(batch, SamplingParams(max_tokens=16))
+        return [{length: row for (name, length), row in seen.items() if name == f"r{n}"} for n in range(len(batch))]
+
+    moved = every = 0
+    for prompt, together in zip(prompts, logits(prompts)):
+        [alone] = logits([prompt])
+        for length in alone.keys() & together.keys():
+            moved += int((bits(alone[length]) != bits(together[length])).sum())
+            every += alone[length].numel()
+    return f"{moved:,} of {every:,} logits moved"
 
 
 def request(length: int, seed: int = 0):
@@ -83,9 +110,9 @@ def attended(answer, case) -> Attended | None:
             continue
         places = [row for row in range(len(one)) if moved_bits(one[row], out[row])]
         if places:
-            bits = moved_bits(one[places[0]], out[places[0]]).replace(" and", f" in a chunk of {length - first} and")
+            both = moved_bits(one[places[0]], out[places[0]]).replace(" and", f" in a chunk of {length - first} and")
             where = f"the query at position {first + places[0]}"
-            seen.moved.append(f"{length} keys: {where} has {bits} in chunks of {told(chunks)}")
+            seen.moved.append(f"{length} keys: {where} has {both} in chunks of {told(chunks)}")
             seen.positions.append([first + place for place in places])
     return seen
 
