@@ -186,8 +186,8 @@ def check_6_1(c, answer):
     right = True
     for name, own in {
         "the same bits in any company": [0, 1, 2, *range(len(SUMS), len(runs))],
-        "also where large numbers cancel": [3],
-        "also in long rows": [4],
+        "the same bits where large numbers cancel": [3],
+        "the same bits in long rows": [4],
     }.items():
         trouble = next(filter(None, (troubles[index] for index in own)), "")
         right = c.true(name, not trouble, trouble) and right
@@ -302,13 +302,13 @@ def check_6_2(c, answer):
     right = True
     for name, own in {
         "the same bits in fewer rows than a tile": troubles[:2],
-        "in more rows, and in other tiles": troubles[2:],
+        "the same bits in more rows, and in other tiles": troubles[2:],
     }.items():
         trouble = next(filter(None, own), "")
         right = c.true(name, not trouble, trouble) and right
     if not right:
         return c.wait("torch's own product, and the price")
-    c.equal("with torch's own product", lambda: moved_by_torch(answer), "", because=lambda got, _: got)
+    c.equal("the same bits with torch's own product", lambda: moved_by_torch(answer), "", because=lambda got, _: got)
     costs = [(rows, own, tile_of(run.case)) for run in runs for rows, _, own in run.got.costs]
     many = next(((rows, own) for rows, own, tile in costs if len(own) > -(-rows // tile)), None)
     c.true(
@@ -477,9 +477,9 @@ def check_6_3(c, answer):
         return c.wait("bits, the price and the real engine")
     for name, own in {
         "the same bits in other chunks of a short prompt": [named["one split"]],
-        "of a longer one": prompts[1:],
-        "row by row behind a prompt": [named["decodes behind a prompt"], named["older keys"]],
-        "with 35 splits": [named["35 splits"]],
+        "the same bits in other chunks of a longer prompt": prompts[1:],
+        "the same bits row by row behind a prompt": [named["decodes behind a prompt"], named["older keys"]],
+        "the same bits with 35 splits": [named["35 splits"]],
     }.items():
         moved = next((seen.moved[0] for seen in own if seen.moved), "")
         right = c.true(name, not moved, moved) and right
