@@ -324,6 +324,22 @@ def test_attention_in_fixed_splits_is_near_the_definition_and_the_same_in_chunks
     assert not moved_bits(one, two)
 
 
+def test_where_the_package_refuses_the_stage_an_answer_is_graded_all_the_same(monkeypatch):
+    right = in_chunks.served()
+    in_chunks.refusal.cache_clear()
+
+    def refuse(model):
+        raise RuntimeError("linear depends on the batch here")
+
+    monkeypatch.setattr(in_chunks, "tested_operators", refuse)
+    monkeypatch.setattr(in_chunks.Invariant, "operators", staticmethod(refuse))
+    try:
+        assert in_chunks.served(fixed_split_attention=invariant.fixed_split_attention) == right
+        assert in_chunks.moved_logits([[5, 6, 7]]).endswith(" logits moved (linear depends on the batch here)")
+    finally:
+        in_chunks.refusal.cache_clear()
+
+
 def test_a_request_alone_has_no_fault_that_needs_company():
     for name in ("crowd", "place", "chunk", "long", "hit", "preempt"):
         suspect = Suspect(name)
