@@ -10,7 +10,7 @@ from tinyengine.course import mine
 from tinyengine.course.grader import graded_copy, manifest, part_source
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.notebooks import read
-from tinyengine.course.referees import invariant, paged
+from tinyengine.course.referees import chunked, invariant, paged
 from tinyengine.metrics import measure
 from tinyengine.workload import Item, Workload, workload
 
@@ -109,9 +109,13 @@ PARTS["paged_attention"] = f"import torch\nfrom itertools import pairwise\n\n{ge
 PARTS["fixed_split_attention"] = (
     f"import torch\nimport torch.nn.functional as F\n\n{getsource(invariant.fixed_split_attention)}"
 )
-OF["invariant"] = ["MyBlocks", "flat", "fixed_split_attention", "sample"]
+OF["invariant"] = ["MyChunked", "MyBlocks", "flat", "fixed_split_attention", "sample"]
+PARTS["MyChunked"] = f"from tinyengine.scheduler import Scheduler\n\n{getsource(chunked.MyChunked)}"
+OF["chunked"] = ["MyChunked", "MyBlocks", "flat", "paged_attention", "sample"]
 OF["paged"] = ["MyPaged", "MyBlocks", "flat", "paged_attention", "sample"]
 OF["selective"] = ["MyOrca", "MySlots", "flat", "attend", "attend_each", "sample"]
+SIZES = {stage: dict(max_num_seqs=3, num_slots=320) for stage in OF}
+SIZES["chunked"]["max_num_batched_tokens"] = 8  # prompts are cut
 CASES = [(stage, [name]) for stage, names in OF.items() for name in names]
 CASES += [(stage, names) for stage, names in OF.items()] + [("static", []), ("selective", ["attend", "attend_each"])]
 
@@ -147,7 +151,7 @@ def work():
 
 @pytest.fixture(scope="module")
 def of_the_package(tiny, work):
-    return {stage: serve(Engine(tiny, stage, max_num_seqs=3, num_slots=320, fast=False), work) for stage in OF}
+    return {stage: serve(Engine(tiny, stage, **SIZES[stage], fast=False), work) for stage in OF}
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +176,7 @@ def test_right_parts_give_the_tokens_and_the_batches_of_the_package(
     kept, solved, tiny, work, of_the_package, stage, names
 ):
     kept(**{name: solved[name] for name in names})
-    engine = mine.engine(tiny, stage, max_num_seqs=3, num_slots=320)
+    engine = mine.engine(tiny, stage, **SIZES[stage])
     assert set(engine.parts) == set(names)
     outputs, trace = serve(engine, work)
     right, its_trace = of_the_package[stage]
@@ -334,5 +338,13 @@ def test_the_first_wrong_token_is_told(kept, capsys, of_the_course):
 
 def test_a_stage_without_parts_is_refused(kept, tiny):
     kept()
-    with pytest.raises(ValueError, match="stage is 'chunked', but the stages with parts of yours are static, orca,"):
-        mine.engine(tiny, "chunked")
+    with pytest.raises(ValueError, match="stage is 'simulated', but the stages with parts of yours are static, orca,"):
+        mine.engine(tiny, "simulated")
+
+
+def test_a_budget_is_given_to_the_row_of_stage_chunked(kept, capsys, of_the_course):
+    load, (outputs, _) = workload("course"), of_the_course
+    kept("MyChunked")
+    whole, cut = (mine.row("chunked", load, outputs, max_num_batched_tokens=size) for size in (512, 8))
+    assert whole["exact"] == cut["exact"] == "8/8" and whole["iterations"] < cut["iterations"]
+    assert capsys.readouterr().out.count("Yours: MyChunked. From the package: ") == 2

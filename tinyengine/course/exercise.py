@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from tinyengine.course.checks import (
@@ -85,10 +85,10 @@ class Exercise:
 
     def source(self, mistake: Mistake) -> str:
         """A whole answer with this mistake in it, as a learner would write it."""
-        text = inspect.getsource(self.solution)
+        text = source_text(self.solution)
         for change in mistake.changes:
             if callable(change):
-                text = inspect.getsource(change).replace(change.__name__, self.name)
+                text = source_text(change).replace(change.__name__, self.name)
                 continue
             old, new = change
             if old not in text:
@@ -101,6 +101,12 @@ class Exercise:
         names = dict(self.judge.__globals__)
         exec(compile(self.source(mistake), f"<{mistake.name}>", "exec"), names)
         return names[self.name]
+
+
+@cache
+def source_text(definition) -> str:
+    """Its source. Kept: to find a class, inspect reads the whole module anew each time."""
+    return inspect.getsource(definition)
 
 
 class Run:
@@ -219,14 +225,15 @@ class Trial(check):
     def _explain(self) -> None:
         """One more line for each group of runs that led to a failing line, where a mistake explains them all."""
         ends = [tried.begin for tried in self._tried[1:]] + [len(self.lines)]
-        self._stop_at = time.process_time() + PATIENCE
+        self._stop_at, told = time.process_time() + PATIENCE, []
         for tried, end in zip(self._tried, ends):
             states = {line["state"] for line in self.lines[tried.begin : end]}
             try:
                 sentence = self._mistake(tried) if states & {"wrong", "error"} else ""
             except Exception:  # values that cannot be compared; a diagnosis must never cost a point
                 continue
-            if sentence:
+            if sentence and sentence not in told:
+                told.append(sentence)
                 self._record("most likely", 0, sentence, "mistake")
 
     def _mistake(self, tried: Tried) -> str:

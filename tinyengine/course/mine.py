@@ -24,7 +24,8 @@ STAGE_PARTS = {
     "orca": (2, ("rectangle", "MyOrca", "MySlots", "sample")),
     "selective": (3, ("MyOrca", "MySlots", "flat", "attend", "attend_each", "sample")),
     "paged": (4, ("MyPaged", "MyBlocks", "flat", "paged_attention", "sample")),
-    "invariant": (6, ("MyBlocks", "flat", "fixed_split_attention", "sample")),
+    "chunked": (5, ("MyChunked", "MyBlocks", "flat", "paged_attention", "sample")),
+    "invariant": (6, ("MyChunked", "MyBlocks", "flat", "fixed_split_attention", "sample")),
 }
 
 PLACES = {  # what each is in the engine, as a sentence names the package's
@@ -32,6 +33,7 @@ PLACES = {  # what each is in the engine, as a sentence names the package's
     "MyStatic": "the scheduler",
     "MyOrca": "the scheduler",
     "MyPaged": "the scheduler",
+    "MyChunked": "the scheduler",
     "MyBlocks": "the pool of blocks",
     "paged_attention": "attention over blocks",
     "fixed_split_attention": "attention with fixed splits",
@@ -77,10 +79,11 @@ def engine(model, stage: str = "selective", **sizes):
     return plugged(model, stage, parts_of(stage), **sizes)
 
 
-def row(stage: str, work, alone) -> dict | None:
+def row(stage: str, work, alone, **sizes) -> dict | None:
     """The learner's line for the scoreboard, or None without a part of theirs; a sentence says whose each part is.
 
-    work: a workload. alone: the token ids of each of its requests, decoded alone.
+    work: a workload. alone: the token ids of each of its requests, decoded alone. sizes: of Engine, beside the
+    workload's own.
     """
     if not (parts := parts_of(stage)):
         say(whose(stage, parts))
@@ -89,7 +92,7 @@ def row(stage: str, work, alone) -> dict | None:
     from tinyengine.clock import IterationClock
     from tinyengine.metrics import measure
 
-    sizes = dict(max_num_seqs=work.max_num_seqs, num_slots=work.num_slots)
+    sizes = dict(max_num_seqs=work.max_num_seqs, num_slots=work.num_slots) | sizes
     yours = engine(load_model("tiny"), stage, **sizes, clock=IterationClock())
     try:
         outputs = [output.token_ids for output in work.replay(yours)]

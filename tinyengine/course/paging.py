@@ -265,7 +265,7 @@ class Paging(Watch):
             if len(request.tokens) != expected:
                 self.note("plan", f"{name} has {some(len(request.tokens), 'token')}, and it had {expected}")
         super().look(scheduler, queue, ran, plan)
-        self._lengths |= {request.request_id: len(request.tokens) + 1 for request, _ in plan}
+        self._lengths |= {request.request_id: len(request.tokens) + (n == request.gap) for request, n in plan}
         self.look_at_victims(ran, list(scheduler.running), list(scheduler.waiting))
 
     def look_at_memory(self, waiting, running) -> None:
@@ -278,6 +278,10 @@ class Paging(Watch):
                 self.note("memory", f"{name} holds {some(has, 'block')} for {some(len(request.tokens), 'token')}")
             if name not in self.memory.holders:
                 self.note("memory", f"{name} runs, and memory.admit() was not asked: its blocks never come back")
+        self.look_at_books(waiting)
+
+    def look_at_books(self, waiting) -> None:
+        """Who waits has no memory, and each block is free or in one table. Raises Halt where memory is wrong."""
         for request in waiting:
             if request.table or request.request_id in self.memory.holders:
                 self.note("memory", f"{request.request_id} waits, and still has memory")

@@ -14,6 +14,7 @@ from tinyengine.inputs import check_sizes
 from tinyengine.invariant import Invariant
 from tinyengine.noise import gumbel_noise
 from tinyengine.sampler import cut, penalise
+from tinyengine.scheduler import Chunked
 from tinyengine.stages import STAGES
 
 LINES = 2_000_000  # of Python, in one call of a part with tensors: a loop over queries and heads takes many
@@ -46,14 +47,18 @@ class PluggedEngine(Engine):
         return torch.full_like(logits, -torch.inf).scatter_(-1, tokens[:, None], 0.0)
 
 
-def plugged(model, stage, parts, num_slots=None, max_num_seqs=8, block_size=16, **options) -> Engine:
+def plugged(
+    model, stage, parts, num_slots=None, max_num_seqs=8, block_size=16, max_num_batched_tokens=512, **options
+) -> Engine:
     """An Engine with these parts in place of the package's."""
     num_slots = check_sizes(model, num_slots, block_size, max_num_seqs=max_num_seqs)
     scheduler, memory, attention = STAGES[stage]
-    scheduler = parts.get("MyStatic") or parts.get("MyOrca") or parts.get("MyPaged") or scheduler
+    names = "MyStatic", "MyOrca", "MyPaged", "MyChunked"
+    budget = {"max_num_batched_tokens": max_num_batched_tokens} if issubclass(scheduler, Chunked) else {}
+    scheduler = next((parts[name] for name in names if name in parts), scheduler)
     memory = parts.get("MySlots") or parts.get("MyBlocks") or memory
     try:
-        made = guarded(scheduler)(memory.for_arena(num_slots, block_size), max_num_seqs)
+        made = guarded(scheduler)(memory.for_arena(num_slots, block_size), max_num_seqs, **budget)
     except Exception as error:
         raise PartError(blamed(error, parts)) from None
     engine = PluggedEngine(model, stage, scheduler=made, fast=False, **options)
