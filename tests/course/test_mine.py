@@ -10,7 +10,7 @@ from tinyengine.course import mine
 from tinyengine.course.grader import graded_copy, manifest, part_source
 from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.notebooks import read
-from tinyengine.course.referees import chunked, paged
+from tinyengine.course.referees import chunked, invariant, paged
 from tinyengine.metrics import measure
 from tinyengine.workload import Item, Workload, workload
 
@@ -106,6 +106,10 @@ OF = {"static": ["MyStatic", "MySlots", "rectangle", "sample"], "orca": ["MyOrca
 PARTS["MyPaged"] = f"from tinyengine.scheduler import Scheduler\n\n{getsource(paged.MyPaged)}"
 PARTS["MyBlocks"] = f"from tinyengine.memory import Blocks\n\n{getsource(paged.MyBlocks)}"
 PARTS["paged_attention"] = f"import torch\nfrom itertools import pairwise\n\n{getsource(paged.paged_attention)}"
+PARTS["fixed_split_attention"] = (
+    f"import torch\nimport torch.nn.functional as F\n\n{getsource(invariant.fixed_split_attention)}"
+)
+OF["invariant"] = ["MyChunked", "MyBlocks", "flat", "fixed_split_attention", "sample"]
 PARTS["MyChunked"] = f"from tinyengine.scheduler import Scheduler\n\n{getsource(chunked.MyChunked)}"
 OF["chunked"] = ["MyChunked", "MyBlocks", "flat", "paged_attention", "sample"]
 OF["paged"] = ["MyPaged", "MyBlocks", "flat", "paged_attention", "sample"]
@@ -334,8 +338,8 @@ def test_the_first_wrong_token_is_told(kept, capsys, of_the_course):
 
 def test_a_stage_without_parts_is_refused(kept, tiny):
     kept()
-    with pytest.raises(ValueError, match="stage is 'invariant', but the stages with parts of yours are static, orca,"):
-        mine.engine(tiny, "invariant")
+    with pytest.raises(ValueError, match="stage is 'simulated', but the stages with parts of yours are static, orca,"):
+        mine.engine(tiny, "simulated")
 
 
 def test_a_budget_is_given_to_the_row_of_stage_chunked(kept, capsys, of_the_course):

@@ -25,6 +25,7 @@ STAGE_PARTS = {
     "selective": (3, ("MyOrca", "MySlots", "flat", "attend", "attend_each", "sample")),
     "paged": (4, ("MyPaged", "MyBlocks", "flat", "paged_attention", "sample")),
     "chunked": (5, ("MyChunked", "MyBlocks", "flat", "paged_attention", "sample")),
+    "invariant": (6, ("MyChunked", "MyBlocks", "flat", "fixed_split_attention", "sample")),
 }
 
 PLACES = {  # what each is in the engine, as a sentence names the package's
@@ -35,6 +36,7 @@ PLACES = {  # what each is in the engine, as a sentence names the package's
     "MyChunked": "the scheduler",
     "MyBlocks": "the pool of blocks",
     "paged_attention": "attention over blocks",
+    "fixed_split_attention": "attention with fixed splits",
     "MySlots": "the arena",
     "flat": "the stream",
     "attend": "the attention of a request",

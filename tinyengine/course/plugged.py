@@ -11,6 +11,7 @@ from tinyengine.course.checks import ends, quote
 from tinyengine.course.mine import PartError, blamed
 from tinyengine.engine import Engine
 from tinyengine.inputs import check_sizes
+from tinyengine.invariant import Invariant
 from tinyengine.noise import gumbel_noise
 from tinyengine.sampler import cut, penalise
 from tinyengine.scheduler import Chunked
@@ -67,6 +68,9 @@ def plugged(
     if attention is PagedAttention and "paged_attention" in parts:
         engine.attention = OverBlocks(engine.attention.cache, parts["paged_attention"])
         engine.called.add("paged_attention")
+    if attention is Invariant and "fixed_split_attention" in parts:
+        engine.attention = InSplits(engine.attention.cache, parts["fixed_split_attention"])
+        engine.called.add("fixed_split_attention")
     if attention is not Padded and "flat" in parts:
         engine.attention.layout = laid_flat(parts["flat"])
         engine.called.add("flat")
@@ -130,6 +134,29 @@ class OverBlocks(PagedAttention):
             out = ends(self.function, q, keys, values, *where, lines=LINES)
             need("paged_attention", is_tensor(out, *q.shape), out, f"a tensor of shape {list(q.shape)}")
             return out.to(q.dtype)
+
+        return attend
+
+
+class InSplits(Invariant):
+    """Attention of the sixth stage by one function of one request: fixed_split_attention(q, keys, values)."""
+
+    def __init__(self, cache, function):
+        super().__init__(cache)
+        self.function = function
+
+    def __call__(self, batch):
+        slots = [batch.slots(index) for index in range(len(batch.plan))]
+
+        def attend(layer, q, k, v):
+            self.cache.write(layer, batch.slot_mapping, k, v)
+            out = torch.empty_like(q)
+            for (start, end), own in zip(pairwise(batch.starts), slots):
+                new = ends(self.function, q[start:end], *self.cache.read(layer, own), lines=LINES)
+                is_right, form = is_tensor(new, *q[start:end].shape), f"a tensor of shape {list(q[start:end].shape)}"
+                need("fixed_split_attention", is_right, new, form)
+                out[start:end] = new
+            return out
 
         return attend
 
