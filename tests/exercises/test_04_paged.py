@@ -157,6 +157,12 @@ RIGHT = {
             return (block_of[key], *cached_prefix(tokens[block_size:], block_size, block_of, key))
     """,
 }  # fmt: skip
+GROW = SOLUTIONS["MyPaged"].split("        plan = []\n")[1].split("        while self.waiting")[0]
+JOIN_FIRST = changed(
+    "MyPaged",
+    (GROW, ""),
+    ("            plan.append((request, request.gap))\n        return plan\n", GROW + "        return plan\n"),
+)
 ODD = {  # what a learner wrote: points, and what the grader says
     "4.1 the package's own": (
         "class MyBlocks(Blocks):\n    def grow(self, request, n_slots):\n        return super().grow(request, n_slots)",
@@ -173,6 +179,11 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "class MyPaged(Scheduler):\n    def schedule(self):\n        return [self.memory.admit('r0')]",
         0,
         "memory.admit() is given a str, but a request is needed",
+    ),
+    "4.4 those that wait come first": (
+        JOIN_FIRST,
+        4,
+        "joins and is preempted in the same iteration: those that run come first",
     ),
     "4.5 a name that is not there": (
         SOLUTIONS["my_kernel"].replace("scores = ", "score = "),
