@@ -17,7 +17,7 @@ from tinyengine.course.watch import Halt, Watch, guarded, serve, some
 from tinyengine.memory import Blocks
 from tinyengine.model.load import load_model
 from tinyengine.request import Request, SamplingParams
-from tinyengine.workload import workload
+from tinyengine.workload import chat, workload
 
 SIZE = 4  # slots of a block
 
@@ -30,6 +30,30 @@ def tiny():
 def engine(num_slots: int = 128, max_num_seqs: int = 4, **parts):
     """The real engine, stage paged, with these parts of the learner's: MyBlocks, MyPaged or paged_attention."""
     return plugged(tiny(), "paged", parts, max_num_seqs=max_num_seqs, num_slots=num_slots, block_size=8)
+
+
+def answers(questions, views=(), num_slots: int = 128, **parts):
+    """Prints what the real engine answers with these parts of the learner's; gives the run as a picture, opened where
+    a request was preempted, or else in the middle."""
+    from visualizers import show
+
+    with unwritten():
+        made = engine(num_slots, **parts)
+        for output in made.generate([chat(question) for question in questions]):
+            print(output.text)
+        trace = made.trace
+        preempted = [event.iteration + 1 for event in trace.events if event.kind == "preempt"]
+        middle = (len(trace.iterations) + 1) // 2
+        return show(trace, views=views, iteration=next(iter(preempted), middle))
+
+
+@contextmanager
+def unwritten():
+    """A cell that only tries an answer tells a stub in one line, where a traceback would fill the page."""
+    try:
+        yield
+    except NotImplementedError as error:
+        print(f"Not written yet: {error}.")
 
 
 def served(**parts) -> list[list[int]]:
@@ -136,15 +160,6 @@ def show_pool(blocks_class, steps, n_blocks: int = 8) -> None:
         for told, *left in played.seen:
             print(f"{told:48} -> {', '.join(map(str, left))}")
         print(next(iter(played.faults.values()), "no rule is broken"))
-
-
-@contextmanager
-def unwritten():
-    """A cell that only tries an answer tells a stub in one line, where a traceback would fill the page."""
-    try:
-        yield
-    except NotImplementedError as error:
-        print(f"Not written yet: {error}.")
 
 
 # 4.3
