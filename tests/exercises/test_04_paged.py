@@ -1,6 +1,8 @@
 """Exercises 04: each mistake of the referee's tables, run as a learner's answer, loses points and is told by its
 sentence; right answers written in other ways get all points; odd ones are told in a sentence."""
 
+from types import FunctionType
+
 import pytest
 import torch
 from helpers.course import Audit, solutions
@@ -255,6 +257,15 @@ def test_the_kernel_of_the_lesson_is_held_to_the_definition(lengths):
     q, keys, values, starts, used, table = given.over_blocks(tuple((1, length) for length in lengths))
     defined = paged_attention(q, keys, values, starts, used, table)
     assert torch.allclose(tiles.decode(q, keys, values, used, table), defined, atol=1e-5)
+
+
+@pytest.mark.skipif(bool(tiles.missing()), reason=tiles.missing() or "there")
+def test_a_kernel_shares_no_name_with_the_interpreter():
+    names = {"tl": tiles.tl, "interpreter_semantic": 5, "np": 5, "ast": 5}
+    kernel = FunctionType(paged.my_kernel.__code__, names, "my_kernel")
+    kernel.__annotations__ = paged.my_kernel.__annotations__
+    assert (paged.tiled(kernel, (5,)) - paged.tiled(paged.my_kernel, (5,))).abs().max() == 0
+    assert set(names) - {"__builtins__"} == {"tl", "interpreter_semantic", "np", "ast"}
 
 
 def test_without_triton_the_kernel_is_not_attempted_and_the_sentence_says_how_to_install_it(monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """What exercises 04 need: pools of blocks played step by step, schedulers of blocks under watch, K/V in blocks for
 attention, and ways to run an answer in the real engine."""
 
-from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from itertools import accumulate
@@ -37,23 +36,13 @@ def answers(questions, views=(), num_slots: int = 128, **parts):
     a request was preempted, or else in the middle."""
     from visualizers import show
 
-    with unwritten():
-        made = engine(num_slots, **parts)
-        for output in made.generate([chat(question) for question in questions]):
-            print(output.text)
-        trace = made.trace
-        preempted = [event.iteration + 1 for event in trace.events if event.kind == "preempt"]
-        middle = (len(trace.iterations) + 1) // 2
-        return show(trace, views=views, iteration=next(iter(preempted), middle))
-
-
-@contextmanager
-def unwritten():
-    """A cell that only tries an answer tells a stub in one line, where a traceback would fill the page."""
-    try:
-        yield
-    except NotImplementedError as error:
-        print(f"Not written yet: {error}.")
+    made = engine(num_slots, **parts)
+    for output in made.generate([chat(question) for question in questions]):
+        print(output.text)
+    trace = made.trace
+    preempted = [event.iteration + 1 for event in trace.events if event.kind == "preempt"]
+    middle = (len(trace.iterations) + 1) // 2
+    return show(trace, views=views, iteration=next(iter(preempted), middle))
 
 
 def served(**parts) -> list[list[int]]:
@@ -155,11 +144,10 @@ class Played:
 
 def show_pool(blocks_class, steps, n_blocks: int = 8) -> None:
     """Prints what each step leaves, and the first broken rule."""
-    with unwritten():
-        played = Played(blocks_class, (steps, n_blocks))
-        for told, *left in played.seen:
-            print(f"{told:48} -> {', '.join(map(str, left))}")
-        print(next(iter(played.faults.values()), "no rule is broken"))
+    played = Played(blocks_class, (steps, n_blocks))
+    for told, *left in played.seen:
+        print(f"{told:48} -> {', '.join(map(str, left))}")
+    print(next(iter(played.faults.values()), "no rule is broken"))
 
 
 # 4.3
@@ -379,11 +367,10 @@ def show_schedule(scheduler_class, sizes, n_blocks: int, max_num_seqs: int, iter
     """Prints the plan of each iteration of a run with dummy tokens; gives the run as a picture."""
     from visualizers import show
 
-    with unwritten():
-        trace = serve(guarded(scheduler_class(Blocks(n_blocks, SIZE), max_num_seqs)), sizes)
-        for number, step in enumerate(trace.iterations, 1):
-            print(f"{number:3}: {', '.join(f'({span.request_id}, {span.n_tokens})' for span in step.spans)}")
-        return show(trace, views=("slots", "memory"), iteration=min(iteration, len(trace.iterations)))
+    trace = serve(guarded(scheduler_class(Blocks(n_blocks, SIZE), max_num_seqs)), sizes)
+    for number, step in enumerate(trace.iterations, 1):
+        print(f"{number:3}: {', '.join(f'({span.request_id}, {span.n_tokens})' for span in step.spans)}")
+    return show(trace, views=("slots", "memory"), iteration=min(iteration, len(trace.iterations)))
 
 
 def draw_cases(random, number: int = 4) -> list[tuple]:
@@ -405,14 +392,13 @@ def show_kernel(kernel) -> None:
         print(tiles.missing())
         return
     q, keys, values, starts, lengths, table = over_blocks(((1, 10), (1, 3)))
-    with unwritten():
-        try:
-            out = tiles.decode(q, keys, values, lengths, table, kernel=kernel)
-        except Exception as error:  # of the interpreter: what the kernel raised is told
-            raise (error.__cause__ or error) from None
-        gap = (out - paged_attention(q, keys, values, starts, lengths, table)).abs().amax(-1)
-        for tokens, heads in zip(lengths.tolist(), gap.tolist()):
-            print(f"{tokens:2} tokens: each head is off by {', '.join(f'{by:.2g}' for by in heads)}")
+    try:
+        out = tiles.decode(q, keys, values, lengths, table, kernel=kernel)
+    except Exception as error:  # of the interpreter: what the kernel raised is told
+        raise (error.__cause__ or error) from None
+    gap = (out - paged_attention(q, keys, values, starts, lengths, table)).abs().amax(-1)
+    for tokens, heads in zip(lengths.tolist(), gap.tolist()):
+        print(f"{tokens:2} tokens: each head is off by {', '.join(f'{by:.2g}' for by in heads)}")
 
 
 # 4.6
