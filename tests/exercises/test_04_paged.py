@@ -1,6 +1,8 @@
 """Exercises 04: each mistake of the referee's tables, run as a learner's answer, loses points and is told by its
 sentence; right answers written in other ways get all points; odd ones are told in a sentence."""
 
+from types import FunctionType
+
 import pytest
 import torch
 from helpers.course import Audit, solutions
@@ -157,6 +159,12 @@ RIGHT = {
             return (block_of[key], *cached_prefix(tokens[block_size:], block_size, block_of, key))
     """,
 }  # fmt: skip
+GROW = SOLUTIONS["MyPaged"].split("        plan = []\n")[1].split("        while self.waiting")[0]
+JOIN_FIRST = changed(
+    "MyPaged",
+    (GROW, ""),
+    ("            plan.append((request, request.gap))\n        return plan\n", GROW + "        return plan\n"),
+)
 ODD = {  # what a learner wrote: points, and what the grader says
     "4.1 the package's own": (
         "class MyBlocks(Blocks):\n    def grow(self, request, n_slots):\n        return super().grow(request, n_slots)",
@@ -173,6 +181,11 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "class MyPaged(Scheduler):\n    def schedule(self):\n        return [self.memory.admit('r0')]",
         0,
         "memory.admit() is given a str, but a request is needed",
+    ),
+    "4.4 those that wait come first": (
+        JOIN_FIRST,
+        4,
+        "joins and is preempted in the same iteration: those that run come first",
     ),
     "4.5 a name that is not there": (
         SOLUTIONS["my_kernel"].replace("scores = ", "score = "),
@@ -244,6 +257,15 @@ def test_the_kernel_of_the_lesson_is_held_to_the_definition(lengths):
     q, keys, values, starts, used, table = given.over_blocks(tuple((1, length) for length in lengths))
     defined = paged_attention(q, keys, values, starts, used, table)
     assert torch.allclose(tiles.decode(q, keys, values, used, table), defined, atol=1e-5)
+
+
+@pytest.mark.skipif(bool(tiles.missing()), reason=tiles.missing() or "there")
+def test_a_kernel_shares_no_name_with_the_interpreter():
+    names = {"tl": tiles.tl, "interpreter_semantic": 5, "np": 5, "ast": 5}
+    kernel = FunctionType(paged.my_kernel.__code__, names, "my_kernel")
+    kernel.__annotations__ = paged.my_kernel.__annotations__
+    assert (paged.tiled(kernel, (5,)) - paged.tiled(paged.my_kernel, (5,))).abs().max() == 0
+    assert set(names) - {"__builtins__"} == {"tl", "interpreter_semantic", "np", "ast"}
 
 
 def test_without_triton_the_kernel_is_not_attempted_and_the_sentence_says_how_to_install_it(monkeypatch, capsys):

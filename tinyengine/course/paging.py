@@ -8,13 +8,15 @@ from unittest.mock import patch
 
 import torch
 
+from tinyengine.attention import paged_attention
+from tinyengine.course import tiles
 from tinyengine.course.checks import ends, quote
 from tinyengine.course.plugged import plugged
-from tinyengine.course.watch import Halt, Watch, some
+from tinyengine.course.watch import Halt, Watch, guarded, serve, some
 from tinyengine.memory import Blocks
 from tinyengine.model.load import load_model
 from tinyengine.request import Request, SamplingParams
-from tinyengine.workload import workload
+from tinyengine.workload import chat, workload
 
 SIZE = 4  # slots of a block
 
@@ -27,6 +29,20 @@ def tiny():
 def engine(num_slots: int = 128, max_num_seqs: int = 4, **parts):
     """The real engine, stage paged, with these parts of the learner's: MyBlocks, MyPaged or paged_attention."""
     return plugged(tiny(), "paged", parts, max_num_seqs=max_num_seqs, num_slots=num_slots, block_size=8)
+
+
+def answers(questions, views=(), num_slots: int = 128, **parts):
+    """Prints what the real engine answers with these parts of the learner's; gives the run as a picture, opened where
+    a request was preempted, or else in the middle."""
+    from visualizers import show
+
+    made = engine(num_slots, **parts)
+    for output in made.generate([chat(question) for question in questions]):
+        print(output.text)
+    trace = made.trace
+    preempted = [event.iteration + 1 for event in trace.events if event.kind == "preempt"]
+    middle = (len(trace.iterations) + 1) // 2
+    return show(trace, views=views, iteration=next(iter(preempted), middle))
 
 
 def served(**parts) -> list[list[int]]:
@@ -47,12 +63,12 @@ def need_own(name: str):
 class Played:
     """One pool under watch. case: (steps, n_blocks); a step is ("grow", name, n_slots) or ("end", name).
 
-    faults: {rule: the first sentence}; after one of "books" nothing is tried. seen: what each step left.
+    faults: {rule: the sentence}, of the step at which the run ended. seen: what each step left.
     """
 
     rules = {
-        "books": "each block is free or in one table, and free ones are given",
         "grants": "a request gets what it lacks, if enough blocks are free",
+        "books": "each block is free or in one table, and free ones are given",
         "refused": "a request that is refused keeps what it has, and nothing else changes",
         "end": "the blocks of a request that has ended are free again",
     }
@@ -103,7 +119,7 @@ class Played:
         for again in ("", ", twice"):  # a request that holds none is left as it is
             ends(self.memory.release, request)
             self.seen.append([told + again, quote(request.table), quote(list(self.memory.free))])
-            self._look(told + again)
+            self._look(told + again, "end")
         if request.table or not set(held) <= set(self.memory.free):
             free = quote(list(self.memory.free))
             self._stop("end", f"{told}: its table is {quote(request.table)}, and {free} are free")
@@ -111,19 +127,19 @@ class Played:
             self._stop("end", f"{told}, and self.holders still has it")
         del self.requests[name]
 
-    def _look(self, told: str) -> None:
+    def _look(self, told: str, rule: str = "books") -> None:
         """Every block is free or in one table."""
         memory = self.memory
         tables = [request.table for request in self.requests.values()]
         if not all(isinstance(table, list) for table in tables):
             odd = next(table for table in tables if not isinstance(table, list))
-            self._stop("books", f"{told}: then a table is {quote(odd)}, where a list of block numbers is needed")
+            self._stop(rule, f"{told}: then a table is {quote(odd)}, where a list of block numbers is needed")
         every = [*memory.free, *(block for table in tables for block in table)]
         if len(every) > len(set(map(str, every))):
             twice = next(block for block in every if every.count(block) > 1)
-            self._stop("books", f"{told}: then block {quote(twice)} is there twice (free: {quote(list(memory.free))})")
+            self._stop(rule, f"{told}: then block {quote(twice)} is there twice (free: {quote(list(memory.free))})")
         if any(not isinstance(block, int) for block in every) or sorted(every) != list(range(memory.n_blocks)):
-            self._stop("books", f"{told}: then {len(every)} of {memory.n_blocks} blocks are free or in a table")
+            self._stop(rule, f"{told}: then {len(every)} of {memory.n_blocks} blocks are free or in a table")
 
 
 def show_pool(blocks_class, steps, n_blocks: int = 8) -> None:
@@ -142,7 +158,9 @@ SIZES = {
     "decodes, several blocks": ((1, 10), (1, 7), (1, 13)),
     "prompts": ((5, 5), (9, 9)),
     "everything at once": ((1, 10), (3, 11), (6, 6), (1, 2)),
+    "large scores": ((1, 9), (4, 12)),
 }
+LARGE = 40  # times the queries there: some score is more than 88, whose exp() no float32 holds
 
 
 class Pages(torch.Tensor):
@@ -181,7 +199,7 @@ def over_blocks(case, watched: bool = False):
         for position in range(length):
             arena[:, own[position // SIZE], position % SIZE] = torch.randn(2, 2, 8, generator=random)
     starts = [0, *accumulate(n for n, _ in sizes)]
-    q = torch.randn(starts[-1], 4, 8, generator=random)
+    q = torch.randn(starts[-1], 4, 8, generator=random) * (LARGE if case == "large scores" else 1)
     lengths = [length for _, length in sizes]
     if watched:
         arena = arena.as_subclass(Pages)
@@ -215,16 +233,22 @@ class Pool(Blocks):
 
     def __init__(self, n_blocks: int, note):
         super().__init__(n_blocks, SIZE)
-        self.note, self.asked = note, 0
+        self.note, self.joined = note, set()  # joined: who was admitted in this iteration
 
     def admit(self, request, kept_free=0):
-        return self._is_request("admit", request) and super().admit(request, kept_free)
+        granted = self._is_request("admit", request) and super().admit(request, kept_free)
+        if granted:
+            self.joined.add(request.request_id)
+        return granted
 
     def grow(self, request, n_slots):
         return self._is_request("grow", request) and super().grow(request, n_slots)
 
     def release(self, request):
-        return self._is_request("release", request) and super().release(request)
+        if self._is_request("release", request) and request.request_id in self.joined:
+            told = "joins and is preempted in the same iteration: those that run come first"
+            self.note("order", f"{request.request_id} {told}")
+        super().release(request)
 
     def fits(self, request: Request) -> bool:
         return self.blocks(len(request.tokens)) <= len(self.free)
@@ -265,6 +289,7 @@ class Paging(Watch):
             if len(request.tokens) != expected:
                 self.note("plan", f"{name} has {some(len(request.tokens), 'token')}, and it had {expected}")
         super().look(scheduler, queue, ran, plan)
+        self.memory.joined.clear()
         self._lengths |= {request.request_id: len(request.tokens) + (n == request.gap) for request, n in plan}
         self.look_at_victims(ran, list(scheduler.running), list(scheduler.waiting))
 
@@ -338,6 +363,16 @@ class Paging(Watch):
             self.when["late"] = len(self.plans) + 1
 
 
+def show_schedule(scheduler_class, sizes, n_blocks: int, max_num_seqs: int, iteration: int = 1):
+    """Prints the plan of each iteration of a run with dummy tokens; gives the run as a picture."""
+    from visualizers import show
+
+    trace = serve(guarded(scheduler_class(Blocks(n_blocks, SIZE), max_num_seqs)), sizes)
+    for number, step in enumerate(trace.iterations, 1):
+        print(f"{number:3}: {', '.join(f'({span.request_id}, {span.n_tokens})' for span in step.spans)}")
+    return show(trace, views=("slots", "memory"), iteration=min(iteration, len(trace.iterations)))
+
+
 def draw_cases(random, number: int = 4) -> list[tuple]:
     """Cases of 3 to 7 requests, in a pool that is too small for them."""
     cases = []
@@ -346,6 +381,24 @@ def draw_cases(random, number: int = 4) -> list[tuple]:
         largest = max(-(-(sum(size) - 1) // SIZE) for size in sizes)
         cases.append((sizes, random.randint(2, 4), random.randint(largest, 2 * largest)))
     return cases
+
+
+# 4.5
+
+
+def show_kernel(kernel) -> None:
+    """Prints how far a kernel is from the definition, for requests of 10 and of 3 tokens."""
+    if tiles.missing():
+        print(tiles.missing())
+        return
+    q, keys, values, starts, lengths, table = over_blocks(((1, 10), (1, 3)))
+    try:
+        out = tiles.decode(q, keys, values, lengths, table, kernel=kernel)
+    except Exception as error:  # of the interpreter: what the kernel raised is told
+        raise (error.__cause__ or error) from None
+    gap = (out - paged_attention(q, keys, values, starts, lengths, table)).abs().amax(-1)
+    for tokens, heads in zip(lengths.tolist(), gap.tolist()):
+        print(f"{tokens:2} tokens: each head is off by {', '.join(f'{by:.2g}' for by in heads)}")
 
 
 # 4.6

@@ -6,7 +6,7 @@
 import importlib.metadata
 import warnings
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import torch
 
@@ -73,8 +73,19 @@ def decode(q, keys, values, seqused_k, block_table, kernel=decode_kernel) -> tor
     else:
         with interpreter() as interpreted, warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, where a slot holds NaN
-            interpreted(kernel)[requests, heads](*arguments, **sizes)
+            interpreted(apart(kernel))[requests, heads](*arguments, **sizes)
     return out
+
+
+def apart(kernel):
+    """The same function with names of its own. Triton's interpreter puts all that its module has into a kernel's
+    globals, and takes what is there already for its own: a name of the learner's would break it."""
+    from triton.runtime import interpreter
+
+    names = {**kernel.__globals__, "interpreter_semantic": interpreter.interpreter_semantic}
+    copy = FunctionType(kernel.__code__, names, kernel.__name__, kernel.__defaults__, kernel.__closure__)
+    copy.__annotations__ = kernel.__annotations__
+    return copy
 
 
 @contextmanager

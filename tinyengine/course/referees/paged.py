@@ -115,8 +115,9 @@ def played_view(played):
 def check_4_1(c, answer):
     runs = c.cases("the pool runs", answer, POOLS, Played, played_view, draw_pools)
     faults = {rule: next((run.got.faults[rule] for run in runs if rule in run.got.faults), "") for rule in Played.rules}
+    gives = not (faults["grants"] or faults["books"])  # else the other rules hold for nothing
     for rule, name in Played.rules.items():
-        if faults[rule] or not any(faults.values()):
+        if faults[rule] or gives:
             c.true(name, not faults[rule], faults[rule])
     if any(faults.values()):
         return c.wait("the rest")
@@ -254,6 +255,10 @@ ATTENTION_MISTAKES = [
     ("last values", "the result has the values of the last block only", ("sums = sums * shrink +", "sums =")),
     ("inverted", "the correction is upside down: older sums shrink when a larger score comes",
      ("(best - higher).exp()", "torch.where(best > -torch.inf, higher - best, best).exp()")),
+    ("no best", "no score is subtracted, and exp() of a large one is infinite",
+     ("torch.maximum(best, scores.amax(-1, keepdim=True))", "torch.zeros_like(best)"),
+     ("best - higher", "higher - higher")),
+    ("best stays", "the largest score is not kept from block to block", ("            best = higher\n", "")),
     ("one piece", "you read blocks that lie one behind the other: the table says where they are",
      ("block = table[first // size]", "block = min(table[0] + first // size, len(keys) - 1)")),
     ("first table", "all requests read the first one's blocks", ("block = table[first // size]",
@@ -281,12 +286,12 @@ def wrong_row(run) -> str:
     bad = [row for row, by in enumerate((got.float() - want).abs().flatten(1).amax(1).tolist()) if not by < 1e-4]
     if not bad:
         return ""
-    told = ", ".join(f"{n} of {length}" for n, length in sizes)
-    what = "is not a number: it read a slot that is not its own" if got[bad[0]].isnan().any() else "is off"
-    return f"requests with (new rows of keys) {told}, blocks of {paging.SIZE}: row {bad[0]} {what}"
+    told = ", ".join(f"{n} new of {length} tokens" for n, length in sizes)
+    what = "is not a number (NaN)" if got[bad[0]].isnan().any() else "is off"
+    return f"requests with {told}, blocks of {paging.SIZE}: row {bad[0]} {what}"
 
 
-@exercise("4.3", points=6, solution=paged_attention, mistakes=ATTENTION_MISTAKES, part=True)
+@exercise("4.3", points=7, solution=paged_attention, mistakes=ATTENTION_MISTAKES, part=True)
 def check_4_3(c, answer):
     runs = c.cases("it attends", answer, paging.SIZES, paging.attended, paging.digest, draw_sizes)
     odd = next((run.got[0] for run in runs if getattr(run.got[0], "shape", None) != run.want[0].shape), None)
@@ -348,6 +353,18 @@ class MyPaged(Scheduler):
 
 NEWEST = "self.preempt(self.running[-1])"
 PLAN = "            plan.append((request, request.gap))\n        return plan"
+LOOP = """while len(plan) < len(self.running):
+            request = self.running[len(plan)]
+            if self.memory.grow(request, len(request.tokens)):
+                plan.append((request, request.gap))
+            else:
+                self.preempt(self.running[-1])
+"""
+FOR = """for request in self.running:
+            while not self.memory.grow(request, len(request.tokens)):
+                self.preempt(self.running[-1])
+            plan.append((request, request.gap))
+"""
 REFUSED = "if not self.memory.admit(request):\n                break"
 PAGED_MISTAKES = [
     ("itself", "you preempt the request that lacks a block: the newest gives way", (NEWEST, "self.preempt(request)")),
@@ -355,6 +372,8 @@ PAGED_MISTAKES = [
      "self.preempt(self.running[0])\n                plan = plan[1:]")),
     ("all", "you preempt everybody behind the request that lacks a block: one at a time, until there is one",
      (NEWEST, "for other in self.running[:len(plan):-1] or [request]:\n                    self.preempt(other)")),
+    ("for", "the batch becomes shorter while your loop goes through it, and who was preempted is planned all the same",
+     (LOOP, FOR)),
     ("skipped", "a request that lacks a block is left out of the plan, and nobody gives way",
      (NEWEST, "return plan")),
     ("to the end", "a preempted request goes to the end of the queue: it was there first", ("appendleft", "append")),
@@ -437,7 +456,8 @@ KERNEL_MISTAKES = [
      ("block = tl.load(block_table + request * most_blocks + tile)", "block = tile")),
     ("first row", "all requests read the first row of the table",
      ("block_table + request * most_blocks + tile", "block_table + tile")),
-    ("no mask", "slots behind the last key count as keys", ("tile * SIZE + place < length", "place < SIZE")),
+    ("no mask", "slots behind the last key are read, or count as keys",
+     ("tile * SIZE + place < length", "place < SIZE")),
     ("within the block", "you compare the place in the block with the length, where the position is needed",
      ("tile * SIZE + place < length", "place < length")),
     ("zero scores", "a slot behind the last key has score 0, which is a weight like any other: it must have none",
@@ -489,7 +509,7 @@ def wrong_head(run) -> str:
     if not bad:
         return ""
     request, head = bad[0]
-    what = "is not a number: it read a slot that is not its own" if run.got[bad[0]].isnan().any() else "is off"
+    what = "is not a number (NaN)" if run.got[bad[0]].isnan().any() else "is off"
     return f"requests of {', '.join(map(str, run.case))} tokens, blocks of 4: head {head} of request {request} {what}"
 
 
@@ -515,7 +535,7 @@ LOOKUPS = {
     "a longer text": ([1, 2, 3, 4, 5, 6], 2, [[1, 2, 3, 4, 5, 6, 7, 8]]),
     "the same block behind another text": ([1, 2, 3, 4, 5, 6, 7], 2, [[9, 9, 3, 4, 5, 6], [1, 2]]),
     "twice the same block": ([5, 5, 5, 5, 5], 2, [[5, 5, 5, 5]]),
-    "one missing in the middle": ([1, 2, 3, 4, 5, 6, 7], 2, [[1, 2, 3, 4, 5, 6], "without 3, 4"]),
+    "one missing in the middle": ([1, 2, 3, 4, 5, 6, 7], 2, [[1, 2, 3, 4, 5, 6], "but not the block 3 4"]),
     "a short prompt": ([1, 2], 4, [[1, 2, 3, 4]]),
 }
 
@@ -585,10 +605,18 @@ def check_4_6(c, answer):
     }
     for line, names in groups.items():
         wrong = next((name for name in names if plain_list(told[name].got) != told[name].want), "")
-        c.true(line, not wrong, f"{wrong}: you give {quote(told[wrong].got)}" if wrong else "")
+        c.true(line, not wrong, of_look_up(told[wrong]) if wrong else "")
     rest = [told["one missing in the middle"], *runs[len(LOOKUPS) :]]
     wrong = next((run for run in rest if plain_list(run.got) != run.want), None)
-    c.true("no gap", wrong is None, f"case {wrong.case!r}: you give {quote(wrong.got)}" if wrong else "")
+    c.true("no gap", wrong is None, of_look_up(wrong) if wrong else "")
+
+
+def of_look_up(run) -> str:
+    """The case of a run and what the answer gave, in a sentence."""
+    tokens, size, texts = LOOKUPS[run.case] if isinstance(run.case, str) else run.case
+    known = ", ".join(text if isinstance(text, str) else " ".join(map(str, text)) for text in texts)
+    told = f"the request {' '.join(map(str, tokens))}, in blocks of {size}, where the cache knows {known or 'nothing'}"
+    return f"{told}: you give {quote(run.got)}"
 
 
 def plain_list(got):
