@@ -195,20 +195,21 @@ STEPS = {
 
 
 def token_budget(steps, promise):
-    """The largest budget whose iteration takes at most `promise` seconds, by a line through the steps."""
+    """The largest budget that keeps `promise` seconds, by a line through the steps."""
     mean_tokens = fmean(tokens for tokens, _ in steps)
     mean_seconds = fmean(seconds for _, seconds in steps)
     both = sum((n - mean_tokens) * (seconds - mean_seconds) for n, seconds in steps)
     per_token = both / sum((n - mean_tokens) ** 2 for n, _ in steps)
     fixed = mean_seconds - per_token * mean_tokens
     budget = int((promise - fixed) / per_token)
+    least = fixed + per_token
     if budget < 1:
-        raise ValueError(f"1 token takes {fixed + per_token:.3g} s, more than {promise} s")
+        raise ValueError(f"1 token takes {least:.3g} s, more than {promise} s")
     return budget
 
 
 INVERT, REFUSE = "int((promise - fixed) / per_token)", "    if budget < 1:\n"
-RAISE = 'raise ValueError(f"1 token takes {fixed + per_token:.3g} s, more than {promise} s")'
+RAISE = 'raise ValueError(f"1 token takes {least:.3g} s, more than {promise} s")'
 SUMS = "both / sum((n - mean_tokens) ** 2 for n, _ in steps)"
 BUDGET_MISTAKES = [
     ("mean per token", "you take the mean seconds of a token: an iteration has a fixed cost besides",
@@ -324,22 +325,22 @@ VICTIMS = {
 
 def choose_victim(running):
     """The request that gives its blocks back."""
-    return max(reversed(running), key=lambda request: (request.priority, request.arrival))
+    return max(reversed(running), key=lambda one: (one.priority, one.arrival))
 
 
-VICTIM = "max(reversed(running), key=lambda request: (request.priority, request.arrival))"
+VICTIM = "max(reversed(running), key=lambda one: (one.priority, one.arrival))"
 VICTIM_MISTAKES = [
     ("last", "you take the last of the batch, whatever its priority is", (VICTIM, "running[-1]")),
     ("first", "you take the first of the batch", (VICTIM, "running[0]")),
-    ("newest", "you take the newest, whatever its priority is", ("(request.priority, request.arrival)",
-     "request.arrival")),
-    ("arrival first", "you compare arrival before priority", ("(request.priority, request.arrival)",
-     "(request.arrival, request.priority)")),
-    ("most urgent", "you take from the most urgent requests: a small number is urgent", ("(request.priority",
-     "(-request.priority")),
-    ("oldest", "of the least urgent you take the one that came first", ("request.arrival)", "-request.arrival)")),
-    ("priority only", "you look at the priority, and never at the arrival", ("(request.priority, request.arrival)",
-     "request.priority")),
+    ("newest", "you take the newest, whatever its priority is", ("(one.priority, one.arrival)",
+     "one.arrival")),
+    ("arrival first", "you compare arrival before priority", ("(one.priority, one.arrival)",
+     "(one.arrival, one.priority)")),
+    ("most urgent", "you take from the most urgent requests: a small number is urgent", ("(one.priority",
+     "(-one.priority")),
+    ("oldest", "of the least urgent you take the one that came first", ("one.arrival)", "-one.arrival)")),
+    ("priority only", "you look at the priority, and never at the arrival", ("(one.priority, one.arrival)",
+     "one.priority")),
     ("first of equals", "of requests with the same priority and arrival you take the first of the batch",
      ("reversed(running)", "running")),
     ("best", "you take the one that should stay longest", ("max(", "min(")),
@@ -487,7 +488,7 @@ TEXTS = [(tuple(random.Random(seed).choices(range(0, 5), k=11)), [3, 1, 3]) for 
 
 
 def accepted(guesses, chosen):
-    """(how many guesses hold, the token after them, by how much `computed` goes back)"""
+    """(how many guesses hold, the token after them, how far `computed` goes back)"""
     holds = 0
     while holds < len(guesses) and guesses[holds] == chosen[holds] != EOS:
         holds += 1
