@@ -55,7 +55,7 @@ function nameStay(g, pen, stay, left, right) {
   const name = right - left < widthOf(g, pen, whole) + 5 ? whole.replace(/^req /, "") : whole, wide = widthOf(g, pen, name);
   const idle = Math.min(stay.next < pen.engine.count ? pen.begin(stay.next) : pen.width, pen.width) - right;
   const beside = right - left < wide + 5 && idle > wide + 8, room = right - left - (right - left < 30 ? 4 : 8);
-  const begun = dimmed(pen, stay.request) ? UNFOLLOWED : 1, future = 2 * FUTURE * begun;
+  const begun = dimmed(pen, stay.request) ? UNFOLLOWED : 1, future = 1.5 * FUTURE * begun;
   g.globalAlpha = stay.first > pen.now ? future : begun;
   if (beside) {
     g.fillStyle = pen.theme.fg;

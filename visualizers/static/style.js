@@ -7,7 +7,7 @@ const linesOf = (theme, request) => Math.min(LINES, Math.floor(request / theme.h
 const GUTTER = 72; // px left of the cells, for the names of the rows
 const LANES = 27, IN = 6, OUT = 19; // px above the cells, for the marks of events
 const TICKS = 18; // px below the cells, for the numbers of the iterations
-const FUTURE = 0.2, UNFOLLOWED = 0.2; // opacity
+const FUTURE = 0.4, UNFOLLOWED = 0.2; // opacity
 
 function mix(a, b, share) {
   const part = (colour, n) => parseInt(colour.slice(1 + 2 * n, 3 + 2 * n), 16);
