@@ -406,7 +406,7 @@ def test_the_future_is_faint(open_page):
     page = open_page(show(CHUNKS))
     press(page, "forward")
     alpha = {cell: colour[3] for cell, colour in page.locator(".te-player").evaluate(CELL_COLOURS).items()}
-    assert alpha["0,1"] == 255 and 0 < alpha["0,2"] < 80 and alpha["1,0"] == 0
+    assert alpha["0,1"] == 255 and 0 < alpha["0,2"] < 128 and alpha["1,0"] == 0
 
 
 def test_the_tooltip_tells_a_cell(open_page):
