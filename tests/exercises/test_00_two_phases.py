@@ -9,7 +9,7 @@ from helpers.course import Audit
 
 from tinyengine import SamplingParams
 from tinyengine.attention import one_request
-from tinyengine.course.phases import Script, Step, broken_serve, encoded, steps_trace, tiny
+from tinyengine.course.phases import Script, Step, broken_serve, encoded, read_once, tiny, watch
 from tinyengine.course.referees import two_phases
 from tinyengine.workload import workload
 
@@ -28,7 +28,7 @@ RIGHT = {
             if "head_dim" in config:
                 d = config["head_dim"]
             else:
-                d = config["hidden_size"] / config["num_attention_heads"]
+                d = config["hidden_size"] // config["num_attention_heads"]
             total = 0
             for layer in range(config["num_hidden_layers"]):
                 for kind in ("key", "value"):
@@ -147,7 +147,17 @@ ODD = {  # what a learner wrote: points, and what the grader says
     "0.1 text": (
         "def kv_bytes(config, n_tokens):\n    return '2048'",
         0,
-        "gives '2048': you have '2048', a str, where an int is needed",
+        "one token: embedded, 1 token: you have '2048', a str, where an int is needed",
+    ),
+    "0.1 bytes with a fraction": (
+        """
+        def kv_bytes(config, n_tokens):
+            d = config.get("head_dim") or config["hidden_size"] / config["num_attention_heads"]
+            numbers = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * d
+            return n_tokens * numbers * getattr(torch, config["dtype"]).itemsize
+        """,
+        2,
+        "a config without head_dim: LLaMA-2-70B, 4,096 tokens: you have 1342177280.0, a float, but bytes are whole",
     ),
     "0.1 a misspelt field": (
         "def kv_bytes(config, n_tokens):\n    return config['layers']",
@@ -175,6 +185,16 @@ ODD = {  # what a learner wrote: points, and what the grader says
         0,
         "and no stop ends the loop",
     ),
+    "0.4 always never": (
+        "def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):\n    return math.inf",
+        0,
+        "where no number of rows is enough: you give math.inf for every case",
+    ),
+    "0.4 a division by 0": (
+        two_phases.check_0_4.source(next(m for m in two_phases.check_0_4.mistakes if m.name == "equal")),
+        2,
+        "where it never catches up: ZeroDivisionError: float division by zero at line 5 of your cell",
+    ),
     "0.4 a sentence": (
         "def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):\n    return 'never'",
         0,
@@ -184,6 +204,11 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "def serve(model, prompts, max_tokens):\n    return [[] for prompt in prompts]",
         0,
         "it starts right, and with 0 items it is too short",
+    ),
+    "0.5 words": (
+        "def serve(model, prompts, max_tokens):\n    return ['68' for prompt in prompts]",
+        0,
+        "you give ['68', '68'], where a list of tokens for each of 2 prompts is needed",
     ),
     "0.5 a model that is no model": (
         "def serve(model, prompts, max_tokens):\n    return model.generate(prompts)",
@@ -246,7 +271,7 @@ def test_the_broken_loop_has_the_fault_that_its_mistake_says():
 
 
 def test_the_broken_loop_answers_alone_and_fails_behind_another():
-    first, second = encoded("Count from 7 to 31."), encoded("Count from 40 to 46.")
+    first, second = encoded("Count from 7 to 31."), encoded("Count from 40 to 60.")
     assert broken_serve(tiny(), [second], 24) == two_phases.serve(tiny(), [second], 24)
     behind = broken_serve(tiny(), [first, second], 24)[1]
     assert tiny().tokenizer.decode(behind).startswith("4 5 6")
@@ -265,6 +290,9 @@ def test_the_repaired_loop_gives_the_tokens_of_transformers():
     assert two_phases.serve(tiny(), [encoded(question) for question in questions], 24) == alone
 
 
-def test_a_trace_of_steps_tells_the_two_phases():
-    trace = steps_trace(3, [(0, 3, 0.1), (3, 1, 0.1), (0, 5, 0.1)])
-    assert [trace.phase(iteration.spans[0]) for iteration in trace.iterations] == ["prefill", "decode", "recompute"]
+def test_a_loop_is_watched_pass_by_pass():
+    model, prompt = tiny(), encoded("Say hello to Mia.")
+    outputs, rows, seconds = watch(model, read_once(Step(model, one_request)), prompt, 4)
+    assert model.tokenizer.decode(outputs) == "Hello Mia.<|end|>"
+    assert rows == [len(prompt), 1, 1, 1] and len(seconds) == 4 and min(seconds) > 0
+    assert watch(model, lambda: 5) == (5, [], [])

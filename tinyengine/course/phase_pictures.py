@@ -1,6 +1,8 @@
-"""Pictures for lesson 00: what each step of a request computes, what a query looks at, where the ridge is."""
+"""Pictures for lesson 00: what each step of a request computes, when each token comes, what a query looks at, where the
+ridge is."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from matplotlib.patches import Rectangle
@@ -17,7 +19,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73")
 def draw_rows(**runs: Sequence[Sequence[int]]) -> None:
     """A panel for each run: which positions each step computes (dark), and which have K/V from an earlier one (pale).
     runs: by name, for each step its positions."""
-    figure = blank(1.1 + 2.0 * len(runs), 2.3)
+    figure = blank(1.6 + 2.0 * len(runs), 2.3)
     panels = figure.subplots(1, len(runs), squeeze=False, sharey=True)[0]
     height = 1 + max(position for steps in runs.values() for step in steps for position in step)
     for axes, (name, steps) in zip(panels, runs.items()):
@@ -44,6 +46,32 @@ def title(name: str, steps: Sequence[Sequence[int]]) -> str:
     return f"{name.replace('_', ' ')}: {sum(map(len, steps))} rows"
 
 
+def draw_times(**runs: Sequence[float]) -> None:
+    """When the user sees each token: all runs on one line of time, and below it the first part of the last run.
+    runs: by name, the seconds of each step."""
+    figure = blank(6.6, 2.9)
+    top, bottom = figure.subplots(2, 1, height_ratios=(len(runs), 1.3))
+    last = list(runs)[-1]
+    ms = {name: [1000 * passed for passed in accumulate(seconds)] for name, seconds in runs.items()}
+    names = {name: name.replace("_", " ") for name in runs}
+    top.eventplot(list(ms.values()), lineoffsets=range(len(runs)), linelengths=0.7, colors=[COMPUTED] * len(runs))
+    top.set_yticks(range(len(runs)), names.values())
+    top.invert_yaxis()
+    top.set_title("each stroke is a token, at the time when it appears", fontsize=9)
+    first, then = ms[last][:2]
+    bottom.eventplot(ms[last][:6], lineoffsets=0, linelengths=0.7, colors=COMPUTED)
+    bottom.set_yticks([0], [f"{names[last]},\nenlarged"])
+    for begin, end, word, height in ((0, first, "TTFT", 0), (first, then, "TBT", 0.62)):
+        bottom.annotate("", (begin, height), (end, height), arrowprops={"arrowstyle": "<->", "color": GREY})
+        bottom.text((begin + end) / 2, height + 0.08, word, ha="center", va="bottom", fontsize=8)
+    bottom.set(xlabel="ms", ylim=(-0.45, 1.1))
+    for axes in (top, bottom):
+        axes.set_xlim(left=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    put(figure, "; ".join(f"{names[name]}: the last token after {at[-1]:.0f} ms" for name, at in ms.items()))
+
+
 def draw_loop(loop: Callable) -> None:
     """What each step of a generate loop computes, behind a prompt of 6 tokens."""
     step = Script(*range(8, 30))
@@ -52,10 +80,11 @@ def draw_loop(loop: Callable) -> None:
 
 
 def answers(loop: Callable, *questions: str) -> None:
-    """The answers of a serving loop, in words, and a picture of what its steps computed for the last question."""
+    """The answers of a serving loop, in words and in ids, and a picture of what its steps computed for the last one."""
     model = Watched(tiny())
     for question, output in zip(questions, loop(model, [encoded(question) for question in questions], 24)):
         print(question, "->", tiny().tokenizer.decode(output, skip_special_tokens=True))
+        print("    ids:", *output[:8], *["..."][: len(output) > 8])
     first = max(number for number, step in enumerate(model.steps) if step[0] == 0)
     draw_rows(the_last_question=model.steps[first:])
 

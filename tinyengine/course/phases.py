@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -11,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from tinyengine.attention import one_request
 from tinyengine.course.checks import plain
-from tinyengine.trace import Event, Iteration, RequestRecord, Span, Trace
 
 # bytes a second, and dense bf16 operations a second; NVIDIA's data sheets of the SXM boards
 GPUS = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 989e12)}
@@ -20,7 +20,8 @@ GPUS = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 
 class Step:
     """One forward pass of a model over a K/V cache of its own: step(tokens, positions) -> the next token, greedily.
 
-    attend(q, keys, values): a function of one layer. slots: K/V slots of the cache.
+    attend(q, keys, values): a function of one layer. slots: K/V slots of the cache. slot: where the first token's K/V
+    go; at its position, unless a fault is wanted.
     """
 
     def __init__(self, model, attend, slots: int = 256):
@@ -30,8 +31,9 @@ class Step:
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
 
     @torch.inference_mode()
-    def __call__(self, tokens: Sequence[int], positions: Sequence[int]) -> int:
-        first, end = positions[0], positions[-1] + 1
+    def __call__(self, tokens: Sequence[int], positions: Sequence[int], slot: int | None = None) -> int:
+        first = positions[0] if slot is None else slot
+        end = first + len(tokens)
 
         def attend(layer, q, k, v):
             self.keys[layer, first:end], self.values[layer, first:end] = k, v
@@ -42,32 +44,33 @@ class Step:
 
 
 def read_once(step):
-    """The loop of lesson 00 that reads each token once: loop(prompt, n_outputs) -> the output, and its log."""
+    """The loop of lesson 00 that reads each token once: loop(prompt, n_outputs) -> the output."""
 
     def loop(prompt, n_outputs, step=step):
-        outputs, log, new, first = [], [], prompt, 0
+        outputs = []
         while len(outputs) < n_outputs:
-            began = perf_counter()
+            new = outputs[-1:] or prompt
+            first = len(prompt) + len(outputs) - len(new)
             outputs.append(step(new, range(first, first + len(new))))
-            log.append((first, len(new), perf_counter() - began))
-            new, first = outputs[-1:], first + len(new)
-        return outputs, log
+        return outputs
 
     return loop
 
 
-def steps_trace(prompt: int, steps: Sequence[tuple[int, int, float]], name: str = "loop") -> Trace:
-    """A Trace of one request. steps: for each its first position, how many rows it computed, and its seconds."""
-    trace = Trace(name, max_num_seqs=1)
-    trace.requests["r0"] = RequestRecord("r0", prompt, len(steps), arrival=0.0)
-    trace.events += [Event(0, "arrive", "r0"), Event(0, "admit", "r0")]
-    now, reached = 0.0, 0
-    for first, rows, seconds in steps:
-        span = Span("r0", first, rows, tokens=(0,), recomputed=max(0, reached - first))
-        trace.iterations.append(Iteration(now, seconds, (span,)))
-        now, reached = now + seconds, first + rows
-    trace.events.append(Event(len(steps) - 1, "finish", "r0", "length"))
-    return trace
+def watch(model, loop, *args):
+    """(what loop(*args) gives, the rows of each forward pass of the model, the seconds up to the next one)"""
+    rows, began = [], []
+
+    def note(_, inputs):
+        rows.append(len(inputs[0]))
+        began.append(perf_counter())
+
+    hook = model.register_forward_pre_hook(note)
+    try:
+        outputs = loop(*args)
+    finally:
+        hook.remove()
+    return outputs, rows, [end - start for start, end in pairwise([*began, perf_counter()])]
 
 
 class Script:

@@ -6,7 +6,7 @@ from copy import deepcopy
 import torch
 
 from tinyengine.attention import one_request
-from tinyengine.course.checks import ends, far, plain
+from tinyengine.course.checks import difference, ends, far, number, plain, quote, same
 from tinyengine.course.exercise import exercise
 from tinyengine.course.phase_pictures import answers, draw_attend, draw_loop, draw_ridge, draw_rows
 from tinyengine.course.phases import (
@@ -24,6 +24,12 @@ from tinyengine.course.phases import (
 
 __all__ = ["GPUS", "MODELS", "Step", "answers", "broken_serve", "check_0_1", "check_0_2", "check_0_3", "check_0_4",
            "check_0_5", "draw_attend", "draw_loop", "draw_ridge", "draw_rows", "encoded", "tiny"]  # fmt: skip
+
+
+def first_wrong(runs, place) -> str:
+    """A sentence for the first run that gave a wrong number, or nothing. place(case): the case, in words."""
+    return next((f"{place(r.case)}: {difference(r.got, r.want)}" for r in runs if not same(r.got, r.want)), "")
+
 
 # 0.1
 
@@ -81,14 +87,28 @@ def draw_configs(random):
     return [(config(), random.randint(2, 5000)) for _ in range(4)]
 
 
+def model_and_tokens(case) -> str:
+    config, n_tokens = case
+    known = next((name for name, fields in MODELS.items() if fields == config), None)
+    return f"{known or quote(config)}, {n_tokens:,} token{'s' * (n_tokens != 1)}"
+
+
 @exercise("0.1", points=3, solution=kv_bytes, mistakes=BYTES_MISTAKES)
 def check_0_1(c, answer):
     sizes = {"embedded": 1, "Qwen3-0.6B": 1, "Qwen3-32B": 7, "LLaMA-2-70B": 4096}
     cases = [(MODELS[name], n_tokens) for name, n_tokens in sizes.items()]
     runs = c.cases("it counts", answer, cases, drawn=draw_configs)
-    c.agree("the embedded model and Qwen3-0.6B", runs[:2])
-    c.agree("LLaMA-2-70B, whose config has no head_dim", runs[3:4])
-    c.agree("any config", runs)
+    groups = {
+        "one token": runs[:2],
+        "a config without head_dim": runs[3:4],
+        "several tokens": runs[2:3] + runs[4:],
+    }
+    for name, some in groups.items():
+        odd = [run for run in some if isinstance(run.got, float)]
+        trouble = first_wrong(some, model_and_tokens)
+        if odd and not trouble:
+            trouble = f"{model_and_tokens(odd[0].case)}: you have {quote(odd[0].got)}, a float, but bytes are whole"
+        c.true(name, not trouble, trouble)
 
 
 # 0.2: a case is (new tokens, all tokens, query heads, K/V heads, head_dim)
@@ -127,8 +147,8 @@ ATTEND_MISTAKES = [
      ('lhd->nhd", weights, values', 'lhd->nhd", weights, keys')),
 ]  # fmt: skip
 
-SHAPES = [(4, 4, 1, 1, 8), (1, 1, 1, 1, 4), (1, 5, 2, 2, 8), (2, 6, 2, 2, 4), (5, 5, 4, 2, 8), (1, 7, 6, 2, 8),
-          (3, 8, 8, 4, 4)]  # fmt: skip
+SHAPES = [(4, 4, 1, 1, 8), (1, 1, 1, 1, 4), (1, 5, 2, 2, 8), (2, 6, 2, 2, 4), (5, 5, 4, 2, 8), (6, 6, 6, 2, 4),
+          (1, 7, 6, 2, 8), (3, 8, 8, 4, 4)]  # fmt: skip
 
 
 def attended(answer, case):
@@ -152,14 +172,14 @@ def draw_shapes(random):
 def off(run):
     """A sentence for the first number that is wrong, or nothing."""
     n, length, heads, kv_heads, head_dim = run.case
-    place = f"{n} new of {length} tokens, {heads} query heads on {kv_heads} K/V heads of size {head_dim}"
+    place = f"{n} new of {length} tokens, query heads: {heads}, K/V heads: {kv_heads}, each of size {head_dim}"
     if not isinstance(run.got, torch.Tensor) or run.got.shape != run.want.shape:
         got = tuple(run.got.shape) if isinstance(run.got, torch.Tensor) else type(run.got).__name__
         return f"{place}: you give {got}, where a tensor of {tuple(run.want.shape)} is needed"
     for query in range(n):
         for head in range(heads):
             if far(plain(run.got[query, head]), plain(run.want[query, head]), 1e-5, 1e-5):
-                return f"{place}: it goes wrong first at query {query}, head {head}"
+                return f"{place}: the first wrong output is that of token {length - n + query}, query head {head}"
     return ""
 
 
@@ -174,14 +194,15 @@ def real_tokens(loop, attention, question="Count from 7 to 12."):
 def check_0_2(c, answer):
     runs = c.cases("it attends", answer, SHAPES, attended, sight, draw_shapes)
     groups = {
-        "a whole prompt, one head": (runs[:2], 1),
-        "one new token behind others": (runs[2:3], 1),
-        "two new tokens behind others": (runs[3:4], 1),
-        "query heads that share a K/V head": (runs, 2),
+        "a whole prompt, one head": runs[:2],
+        "one new token behind others": runs[2:3],
+        "two new tokens behind others": runs[3:4],
+        "a whole prompt, query heads that share a K/V head": runs[4:6],
+        "new tokens behind others, heads that share": runs[6:],
     }
-    troubles = {name: next(filter(None, map(off, some)), "") for name, (some, _) in groups.items()}
+    troubles = {name: next(filter(None, map(off, some)), "") for name, some in groups.items()}
     for name, trouble in troubles.items():
-        c.true(name, not trouble, trouble, points=groups[name][1])
+        c.true(name, not trouble, trouble)
     if any(troubles.values()):
         return c.wait("the real model")
     differ = "with your attention the model writes other tokens"
@@ -291,10 +312,14 @@ RIDGE_MISTAKES = [
      (" - kv_bytes / bandwidth", "")),
     ("rounded down", "you round down: with that many rows, reading still takes longer", ("math.ceil", "math.floor")),
     ("not rounded", "a number of rows is a whole number: round up", ("math.ceil(reading / gain)", "reading / gain")),
+    ("equal", "you divide by 0 where each row reads exactly as long as it computes: more rows never help there",
+     (NEVER, " if gain >= 0 else math.inf")),
+    ("one more", "where both take equally long, computing has caught up: you ask for one row more",
+     ("math.ceil(reading / gain)", "math.floor(reading / gain) + 1")),
     ("never", "where each row reads longer than it computes, more rows never help: that is math.inf",
      (NEVER, " if gain else math.inf")),
     ("weights per row", "every weight is read once for all rows, not once a row",
-     ("math.ceil(reading / gain)", "math.ceil(reading / (2 * weights / flops))")),
+     ("math.ceil(reading / gain)", "(1 if gain >= reading else math.inf)")),
     ("K/V is computed", "the K/V of a row makes reading longer, not computing", ("flops - kv", "flops + kv")),
     ("upside down", "you divide computing by reading: more bytes to read need more rows, not fewer",
      ("math.ceil(reading / gain)", "math.ceil(gain / reading)")),
@@ -303,22 +328,20 @@ RIDGE_MISTAKES = [
 RIDGES = [
     (10, 2, 0, 20, 80),
     (10, 2, 2, 20, 100),
-    (10, 2, 4, 20, 100),
-    (10, 2, 9, 20, 100),
     (0.6e9, 2, 0, *GPUS["H100"]),
     (32.8e9, 1, 0, *GPUS["A100"]),
     (32.8e9, 2, 262_144 * 300, *GPUS["H200"]),
-    (32.8e9, 2, 262_144 * 2_000, *GPUS["H200"]),
 ]
+NO_RIDGES = [(10, 2, 9, 20, 100), (32.8e9, 2, 262_144 * 2_000, *GPUS["H200"]), (10, 2, 4, 20, 100)]
 
 
 def draw_ridges(random):
-    """Sizes at random whose ridge is far from a border between two whole numbers."""
+    """Sizes at random with a ridge that is far from a border between two whole numbers."""
     found = []
     while len(found) < 6:
         weights, bandwidth = random.randint(1, 70) * 1e9, random.randint(1, 8) * 1e12
         flops = bandwidth * random.randint(60, 400)
-        kv = random.choice([0, 0.3, 0.6, 0.9, 1.4]) * 2 * weights * bandwidth / flops
+        kv = random.choice([0, 0.3, 0.6, 0.9]) * 2 * weights * bandwidth / flops
         case = (weights, random.choice([1, 2, 4]), kv, bandwidth, flops)
         exact = weights * case[1] / bandwidth / (2 * weights / flops - kv / bandwidth)
         if 0.1 < exact % 1 < 0.9:
@@ -331,10 +354,22 @@ def check_0_4(c, answer):
     def sight(got):
         return "never" if got == math.inf else got  # of infinities no difference can be taken
 
-    runs = c.cases("it gives a number", answer, RIDGES, view=sight, drawn=draw_ridges)
-    c.agree("without K/V", [run for run in runs if not run.case[2]])
-    c.agree("with K/V", [run for run in runs if run.want < math.inf])
-    c.agree("where no number of rows is enough", runs)
+    def sizes(case):
+        names = "weights", "bytes_per_weight", "kv_bytes", "bandwidth", "flops"
+        return ", ".join(f"{name} {number(value)}" for name, value in zip(names, case))
+
+    runs = c.cases("where computing catches up", answer, RIDGES, view=sight, drawn=draw_ridges)
+    for name, some in (
+        ("without K/V", [run for run in runs if not run.case[2]]),
+        ("with K/V", [run for run in runs if run.case[2]]),
+    ):
+        trouble = first_wrong(some, sizes)
+        c.true(name, not trouble, trouble)
+    never = c.cases("where it never catches up", answer, NO_RIDGES, view=sight)
+    trouble = first_wrong(never, sizes)
+    if all(run.got == math.inf for run in runs):
+        trouble = "you give math.inf for every case"
+    c.true("where no number of rows is enough", not trouble, trouble)
 
 
 # 0.5
@@ -370,8 +405,8 @@ def serve(model, prompts, max_tokens):
 AFTER = "outputs[-1:], first + len(new)"
 LATE = (AFTER, "outputs[-1:], len(prompt) + len(outputs)")
 REPAIR_MISTAKES = [
-    ("unchanged", "the K/V slot behind the prompt is still skipped, and read as the request before has left it", LATE),
-    ("cleared", "the K/V is cleared for each request, and one slot is still read that no step has written", LATE,
+    ("unchanged", "the fault is still in it: compare the positions that each step computes with the table", LATE),
+    ("cleared", "you clear the K/V for each request, which hides the fault and does not repair it", LATE,
      ("outputs, new, first = [], prompt, 0",
       "outputs, new, first = [], prompt, 0\n        keys.zero_(), values.zero_()")),
     ("one back", "a new token overwrites the K/V of the token before it",
@@ -402,7 +437,7 @@ def served(answer, case):
 
 
 SERVES = [
-    (("Count from 7 to 19.", "What is 23 + 45?"), 16),
+    (("Count from 7 to 19.", "Count from 40 to 60."), 16),
     (("Count from 7 to 15.", "Count from 40 to 46.", "Say hello to Mia."), 10),
 ]
 
@@ -421,8 +456,34 @@ def draw_serves(random):
     ]
 
 
+ONCE = "each token is computed once, at its position"
+
+
+def wrong_answer(run) -> str:
+    (questions, _), got = run.case, plain(run.got[0])
+    if not isinstance(got, list) or [type(tokens) for tokens in got] != [list] * len(questions):
+        return f"you give {quote(got)}, where a list of tokens for each of {len(questions)} prompts is needed"
+    for place, (question, mine, right) in enumerate(zip(questions, got, run.want[0]), 1):
+        if not same(mine, right):
+            return f"prompt {place} of {len(questions)}, {question!r}, gets {quote(mine)}: {difference(mine, right)}"
+    return ""
+
+
+def wrong_positions(run) -> str:
+    got, want = run.got[1], run.want[1]
+    if got == want:
+        return ""
+    index = next((i for i, (mine, right) in enumerate(zip(got, want)) if mine != right), min(len(got), len(want)))
+    before = f"after position {got[index - 1]}" if index else "at first"
+    now = f"position {got[index]} is computed" if index < len(got) else "nothing more is computed"
+    return f"for {', '.join(map(repr, run.case[0]))}: {before} {now}"
+
+
 @exercise("0.5", points=4, solution=serve, mistakes=REPAIR_MISTAKES)
 def check_0_5(c, answer):
     runs = c.cases("it serves", answer, SERVES, served, drawn=draw_serves)
-    c.agree("each answer is that of its request alone", runs, part=0, points=2)
-    c.agree("each token is computed once, at its position", runs, part=1, points=2)
+    answers, positions = (next(filter(None, map(told, runs)), "") for told in (wrong_answer, wrong_positions))
+    c.true("each answer is that of its request alone", not answers, answers, points=2)
+    if answers and positions:
+        return c.wait(ONCE)
+    c.true(ONCE, not positions, positions, points=2)
