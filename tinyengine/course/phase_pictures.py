@@ -57,13 +57,13 @@ def draw_times(**runs: Sequence[float]) -> None:
     top.eventplot(list(ms.values()), lineoffsets=range(len(runs)), linelengths=0.7, colors=[COMPUTED] * len(runs))
     top.set_yticks(range(len(runs)), names.values())
     top.invert_yaxis()
-    top.set_title("each stroke is a token, at the time when it appears", fontsize=9)
+    top.set_title("each stroke is one token, at the time when it appears", fontsize=9)
     first, then = ms[last][:2]
     bottom.eventplot(ms[last][:6], lineoffsets=0, linelengths=0.7, colors=COMPUTED)
     bottom.set_yticks([0], [f"{names[last]},\nenlarged"])
     for begin, end, word, height in ((0, first, "TTFT", 0), (first, then, "TBT", 0.62)):
         bottom.annotate("", (begin, height), (end, height), arrowprops={"arrowstyle": "<->", "color": GREY})
-        bottom.text((begin + end) / 2, height + 0.08, word, ha="center", va="bottom", fontsize=8)
+        bottom.text((begin + end) / 2, height + 0.08, word, ha="center", va="bottom", fontsize=8, color=GREY)
     bottom.set(xlabel="ms", ylim=(-0.45, 1.1))
     for axes in (top, bottom):
         axes.set_xlim(left=0)
