@@ -228,3 +228,20 @@ def test_given_cells_run_only_where_a_later_cell_needs_their_names(tmp_path):
     nb.cells.pop()
     card = grade(course.save(nb), course.root)
     assert card["points"] == 4, card
+
+
+def test_a_scratch_variable_with_the_name_of_a_module_changes_nothing(course):
+    nb = course.exercise()
+    answer = cell(nb, "answer-2-2")
+    answer.source = "def double_2(x):\n    return math.fsum((x, x))"
+    nb.cells.insert(nb.cells.index(answer) + 1, new_code_cell("math = None"))
+    _, row = grade(course.save(nb), course.root)["exercises"]
+    assert (row["points"], row["status"]) == (2, "passed")
+
+
+@pytest.mark.parametrize("kind, name, said", [("NameError", "double", True), ("NameError", "triple", False),
+                                              ("TypeError", "double", False)])  # fmt: skip
+def test_an_answer_under_another_name_is_told_so(kind, name, said):
+    exercise = {"answers": [{"stub": "def double(x):\n    pass"}]}
+    sentence = grading.misnamed(exercise, {"type": kind, "text": f"name '{name}' is not defined"})
+    assert sentence == ("nothing is called double: the answer must have this name" if said else "")

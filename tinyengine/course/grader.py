@@ -204,6 +204,7 @@ def run(graded, entry, folder: Path, timeout: float | None) -> dict:
             "timeouts": timeouts,
             "timeout": timeout or OTHER_TIMEOUT,
             "checks": [exercise["check"]["cell"] for exercise in entry["exercises"]],
+            "modules": [line for s in entry["setup"] for line in re.findall(r"(?m)^import \w+$", s["source"])],
         }
         (temp / "job.json").write_text(json.dumps(job), encoding="utf-8")
         (temp / "graded.ipynb").write_text(text_of(graded), encoding="utf-8")
@@ -276,8 +277,21 @@ def reasons(exercise, status, answers, outcome, lines, outside) -> list[str]:
         return [*messages, f"{died}: later exercises were graded in a new one"]
     messages += [a["message"] for a in answers if a["message"]]
     if not lines and not messages:
-        messages.append(trouble("the check", outcome.get("error")))
+        messages.append(misnamed(exercise, outcome.get("error")) or trouble("the check", outcome.get("error")))
     return messages
+
+
+def misnamed(exercise, error) -> str:
+    """A sentence where the check did not find the name of an answer, or nothing."""
+    text = error["text"] if error and error["type"] == "NameError" else ""
+    name = next((name for name in names_of(exercise) if text.startswith(f"name '{name}' is not defined")), "")
+    return f"nothing is called {name}: the answer must have this name" if name else ""
+
+
+def names_of(exercise) -> list[str]:
+    """What the answers of an exercise are called."""
+    stubs = "\n".join(answer["stub"] for answer in exercise["answers"])
+    return re.findall(r"^(?:def|class) +(\w+)", stubs, re.MULTILINE)
 
 
 NOTES = {
@@ -292,8 +306,7 @@ def written_outside(exercise, nb) -> str:
     places = {cell["cell"] for cell in (exercise["check"], *exercise["answers"])}
     cells = [cell for cell in nb.cells if cell.cell_type == "code"]
     own = [cell.source for cell in cells if cell["id"] not in places and not note_of(cell)]
-    stubs = "\n".join(answer["stub"] for answer in exercise["answers"])
-    names = re.findall(r"^(?:def|class) +(\w+)", stubs, re.MULTILINE)
+    names = names_of(exercise)
     return next((n for n in names for text in own if re.search(rf"^(def|class) +{n}\b", text, re.MULTILINE)), "")
 
 
