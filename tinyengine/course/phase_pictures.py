@@ -92,7 +92,7 @@ def answers(loop: Callable, *questions: str) -> None:
 def draw_attend(attend: Callable) -> None:
     """The weights with which 3 new of 6 tokens look at all of them: the output where the values are unit vectors."""
     q, keys, _ = tensors((3, 6, 1, 1, 6))
-    weights = plain(attend(q, keys, torch.eye(6, dtype=torch.float64)[:, None])[:, 0])
+    weights = plain(attend(q, keys, torch.eye(6)[:, None])[:, 0])
     figure = blank(4.2, 1.9)
     axes = figure.subplots()
     axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)

@@ -251,6 +251,8 @@ LOOP_MISTAKES = [
      (NEXT, "tokens, positions = [token], [len(prompt) + len(outputs)]")),
     ("same position", "each new token comes at the position of the one before it",
      ("[positions[-1] + 1]", "[positions[-1]]")),
+    ("last step", "the position of a new token counts the tokens of the last step only, not all that were read",
+     (NEXT, "tokens, positions = [token], [len(positions)]")),
     ("with the prompt", "you return the prompt with the output", ("return outputs", "return list(prompt) + outputs")),
     ("last of prompt", "you read the last token of the prompt again: the step before it gave a newer one",
      ("= [token], [positions[-1] + 1]", "= [prompt[-1]], [positions[-1] + 1]")),
@@ -280,12 +282,35 @@ def draw_loops(random):
     return found
 
 
+def loop_case(case) -> str:
+    step, prompt, max_tokens, eos, stop = case
+    gives = ", ".join(map(str, step.tokens[:6]))
+    return f"prompt {prompt}, max_tokens {max_tokens}, eos {list(eos)}, stop {list(stop)}, step gives {gives}, ..."
+
+
+def wrong_output(run) -> str:
+    got, want = plain(run.got[0]), run.want[0]
+    if same(got, want):
+        return ""
+    return f"{loop_case(run.case)}: your output is {quote(got)}: {difference(got, want)}"
+
+
+def wrong_call(run) -> str:
+    got, want = run.got[1], run.want[1]
+    for place, (mine, right) in enumerate(zip(got, want), 1):
+        if not same(mine, right):
+            return f"{loop_case(run.case)}: your call {place} is step({quote(mine[0])}, {quote(mine[1])})"
+    often = "too often" if len(got) > len(want) else "too seldom"
+    return f"{loop_case(run.case)}: you call step {len(got)} times, {often}" if len(got) != len(want) else ""
+
+
 @exercise("0.3", points=5, solution=generate, mistakes=LOOP_MISTAKES)
 def check_0_3(c, answer):
     runs = c.cases("it ends", answer, LOOPS, looped, drawn=draw_loops)
-    outputs = c.agree("the output", runs, part=0, points=2)
-    calls = c.agree("tokens and positions that step was given", runs, part=1, points=2)
-    if not (outputs and calls):
+    outputs, calls = (next(filter(None, map(told, runs)), "") for told in (wrong_output, wrong_call))
+    c.true("the output", not outputs, outputs, points=2)
+    c.true("tokens and positions that step was given", not calls, calls, points=2)
+    if outputs or calls:
         return c.wait("the real model")
     c.equal("the real model", lambda: real_tokens(answer, one_request), lambda: real_tokens(generate, one_request))
 
