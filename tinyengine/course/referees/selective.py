@@ -428,6 +428,8 @@ BUG_MISTAKES = [
     ("first rows", "each next token comes from a request's first row: the last one was right",
      ("starts[1:]) - 1", "starts[:-1])")),
 ]  # fmt: skip
+
+
 def draw_joins(random):
     questions = rows.QUESTIONS
     return [tuple((random.choice(questions), random.randint(0, 4)) for _ in range(random.randint(2, 4))) for _ in "ab"]
