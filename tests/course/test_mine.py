@@ -347,4 +347,11 @@ def test_a_budget_is_given_to_the_row_of_stage_chunked(kept, capsys, of_the_cour
     kept("MyChunked")
     whole, cut = (mine.row("chunked", load, outputs, max_num_batched_tokens=size) for size in (512, 8))
     assert whole["exact"] == cut["exact"] == "8/8" and whole["iterations"] < cut["iterations"]
+    assert cut["most tokens in one"] == 8 < whole["most tokens in one"]
     assert capsys.readouterr().out.count("Yours: MyChunked. From the package: ") == 2
+
+
+def test_the_row_of_stage_paged_counts_what_is_held_and_empty(kept, of_the_course):
+    load, (outputs, _) = workload("course"), of_the_course
+    kept("MyBlocks")
+    assert 0 < int(mine.row("paged", load, outputs)["K/V held and empty"].removesuffix("%")) < 50

@@ -44,6 +44,11 @@ PLACES = {  # what each is in the engine, as a sentence names the package's
     "sample": "the sampler",
 }
 
+COUNTED = {  # the column that a stage's lesson adds to the scoreboard
+    "paged": ("K/V held and empty", lambda m, trace: f"{m.kv_waste:.0%}"),
+    "chunked": ("most tokens in one", lambda m, trace: max(step.num_tokens for step in trace.iterations)),
+}
+
 _read = {}  # by path: when the file was written, and its module
 
 
@@ -101,12 +106,14 @@ def row(stage: str, work, alone, **sizes) -> dict | None:
         return None
     say(whose(stage, parts, yours.called))
     print(first_wrong(outputs, alone), end="")
-    m = measure(yours.trace)
+    m, name, counted = measure(yours.trace), *COUNTED.get(stage, ("", None))
+    own = {name: counted(m, yours.trace)} if name else {}
     return {
         "stage": f"yours: {stage}",
         "iterations": m.iterations,
         "idle slot-steps": m.idle_slot_steps,
         "padded rows": m.padded_rows,
+        **own,
         "exact": f"{sum(map(same, outputs, alone))}/{len(alone)}",
     }
 
