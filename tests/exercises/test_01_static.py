@@ -13,7 +13,7 @@ from tinyengine.course.notebooks import PACKAGE_PARENT as ROOT
 from tinyengine.course.referees import static
 from tinyengine.metrics import measure
 from tinyengine.scheduler import Static
-from tinyengine.workload import workload
+from tinyengine.workload import chat, workload
 
 CHECKS = (static.check_1_1, static.check_1_2, static.check_1_3, static.check_1_4, static.check_1_5)
 SOLUTIONS = solutions("01_static")
@@ -262,7 +262,61 @@ def test_a_misconception_loses_more_than_a_slip(mistaken, capsys):
     assert f"{check.exercise_id}: {POINTS[mistaken]} of" in told(check, check.twin(mistake), capsys)
 
 
+TWO = {  # two mistakes in different parts of an answer: (the exercise, the names of both)
+    "1.1": (static.check_1_1, "from 0", "last column"),
+    "1.1, the padding": (static.check_1_1, "padding counts", "position"),
+    "1.4": (static.check_1_4, "first from 0", "sum at the end"),
+}
+
+
+@pytest.mark.parametrize("pair", TWO)
+def test_of_two_mistakes_in_one_answer_each_is_told(pair, capsys):
+    check, *names = TWO[pair]
+    first, second = (next(m for m in check.mistakes if m.name == name) for name in names)
+    [(old, new)] = second.changes
+    source = check.source(first)
+    if pair == "1.4":  # both change the same line
+        old, new = "begin + output, end)", "begin + output, begin + sum(batch))"
+    assert old in source
+    names = dict(vars(static))
+    exec(source.replace(old, new), names)
+    said = told(check, names[check.name], capsys)
+    assert said.count("most likely") == 2 and first.sentence in said and second.sentence in said, said
+
+
+def test_an_error_of_an_empty_queue_names_the_case(capsys):
+    check, mistake = TestStatic.mistakes()["1.3 empty queue"]
+    assert "in case 'small'" in told(check, check.twin(mistake), capsys)
+
+
 # What the notebook says, measured.
+
+
+@pytest.mark.parametrize(
+    "questions, padding",
+    [
+        (["Count from 1 to 12.", "Say hello to Mia.", "Mia: fox. Leo: owl. Ann: cat. Leo?"], [22, 57]),
+        (["Count from 1 to 12.", "What is the capital of France?", "Mia: fox. Leo: owl. Ann: cat. Leo?"], [20, 57]),
+    ],
+)
+def test_the_padding_of_the_pictures(questions, padding):
+    engine = given.engine()
+    engine.generate([chat(question) for question in questions])
+    first, *rest = engine.trace.iterations
+    assert [first.padding, first.padding + sum(span.n_tokens for span in first.spans)] == padding
+    assert all(iteration.padding == 3 - len(iteration.spans) for iteration in rest)
+    if padding[0] == 20:
+        assert sum(iteration.padding for iteration in rest) == 28 and len(rest) == 15
+
+
+def test_the_waits_and_the_order_of_the_course_are_as_the_folded_answers_say():
+    outputs = [40, 2, 3, 4, 2, 48, 2, 21]
+    found = static.waits(outputs, 3)
+    assert [first for first, _, _ in found][6:] == [89, 89] and max(found)[0] == 89 and found[1][1:] == (2, 40)
+    order, who = static.best_order(outputs, 3)
+    m = measure(given.queue_trace(outputs, 3, order))
+    assert (m.iterations, m.idle_slot_steps, who) == (54, 40, 1)
+    assert given.waiting_times(outputs, 3, order)[1] == 49
 
 
 def test_the_rectangle_worked_by_hand():
@@ -290,7 +344,7 @@ def test_the_batches_worked_by_hand():
     assert len(given.replay(Static, (sizes, 1, n_slots)).iterations) == 13
 
 
-def test_the_published_batch_uses_39_percent_of_its_slot_steps():
+def test_the_batch_of_the_lesson_uses_39_percent_of_its_slot_steps():
     m = measure(given.replay(Static, ([(128, 500), (64, 50), (256, 200), (32, 30)], 4, 1400)))
     assert (m.iterations, m.idle_slot_steps, round(m.slot_occupancy, 4)) == (500, 1220, 0.39)
 
@@ -307,6 +361,11 @@ def test_the_orders_worked_by_hand(order, iterations, idle, first):
     m = measure(given.queue_trace(outputs, 2, order))
     assert (m.iterations, m.idle_slot_steps) == (iterations, idle)
     assert given.waiting_times(outputs, 2, order) == first
+
+
+def test_the_batch_that_is_not_full_worked_by_hand():
+    m = measure(given.queue_trace([9, 2, 3], 2))
+    assert (m.iterations, m.idle_slot_steps) == (12, 10)
 
 
 def test_the_queue_of_the_notebook_is_the_courses():

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from tinyengine.course.checks import ends, far, plain, quote, same
-from tinyengine.course.exercise import exercise
+from tinyengine.course.exercise import call, exercise
 from tinyengine.course.rectangles import CASES, attended, real_of, served, waiting_times
 from tinyengine.course.watch import Halt, Watch, draw_cases, keeps, some
 from tinyengine.scheduler import Scheduler
@@ -17,6 +17,18 @@ def in_the_engine(c, **parts):
     told = "with your code a request gets other tokens than alone"
     c.equal("the real engine gives the tokens of each request alone", lambda: served(**parts), lambda: served(),
             because=lambda *_: told)  # fmt: skip
+
+
+def look_at_part(c, answer, solution, runs, part, split=list):
+    """The reason for the next line is looked for in this part of the answer alone. A mistake explains it that leaves
+    the other parts as they should be, or as the answer has them. split: what a case gives, as its parts."""
+
+    def behave(tried, case):
+        got, mine, right = (split(call(one, case)) for one in (tried, answer, solution))
+        others = [plain([*parts[:part], *parts[part + 1 :]]) for parts in (got, mine, right)]
+        return got[part], others[0] in others[1:] or tried is answer
+
+    c.cases("it runs again", answer, [run.case for run in runs], behave)
 
 
 # 1.1: (chunks,)
@@ -90,6 +102,16 @@ RECTANGLE_MISTAKES = [
       "tokens[line] = torch.tensor(token_ids + token_ids[-1:] * (width - n))")),
     ("sorted", "you sort the requests by length: the lines keep the order of the batch",
      ("enumerate(chunks)", "enumerate(sorted(chunks, key=lambda chunk: -len(chunk[0])))")),
+    ("sorted, last too", "you sort the requests, the longest first: the lines keep the order of the batch",
+     ("    width = max(", "    chunks = sorted(chunks, key=lambda chunk: -len(chunk[0]))\n    width = max(")),
+    ("sorted upwards", "you sort the requests, the shortest first: the lines keep the order of the batch",
+     ("    width = max(", "    chunks = sorted(chunks, key=lambda chunk: len(chunk[0]))\n    width = max(")),
+    ("too wide", "your lines are one column too wide: W is the length of the longest chunk",
+     ("for token_ids, _ in chunks)\n", "for token_ids, _ in chunks) + 1\n")),
+    ("swapped", "you return real before positions",
+     ("tokens, positions, real, last\n", "tokens, real, positions, last\n")),
+    ("last as a column", "last is a column, [B, 1]: it has one number for each request, [B]",
+     ("positions, real, last\n", "positions, real, last[:, None]\n")),
 ]  # fmt: skip
 
 
@@ -132,7 +154,9 @@ def check_1_1(c, answer):
     trouble = next(filter(None, (kinds(run.got) for run in runs)), "")
     c.true("four tensors", not trouble, trouble, points=0)
     wrong = [wrong_line(runs, part) for part in range(4)]
-    for name, told in zip(PARTS, wrong):
+    for part, (name, told) in enumerate(zip(PARTS, wrong)):
+        if told:
+            look_at_part(c, answer, rectangle, runs, part)
         c.true(name, not told, told)
     if trouble or any(wrong):
         return c.wait("the real engine")
@@ -168,6 +192,11 @@ MASK_MISTAKES = [
     ("only itself", "a token sees no key but its own", (SEES, "itself.expand(len(real), n, width)")),
     ("not itself", "a token does not see its own key",
      ("tril(width - n)", "tril(width - n - 1)"), (" | itself", "")),
+    ("first lines", "you take the first n lines of the square, but the newest n columns have the last ones",
+     ("tril(width - n)", "tril()"), ("[width - n :]", "[:n]")),
+    ("first lines, NaN", "you take the first n lines of the square, and a row of padding sees no key at all",
+     ("tril(width - n)", "tril()"), (" | itself", "")),
+    ("numbers", "your mask holds numbers, where True and False are needed", (SEES, f"({SEES}).float()")),
     ("one too far", "a token sees the key of the column behind it", ("tril(width - n)", "tril(width - n + 1)")),
     ("NaN", "a row of padding sees no key at all, and so its softmax divides 0 by 0", (" | itself", "")),
     ("first", "all requests get the padding of the first one",
@@ -198,7 +227,8 @@ def seen(answer, case):
         return Seen(f"you have {quote(got)}, where a tensor is needed", [], True)
     if list(got.shape) != shape or got.dtype != torch.bool:
         kind = str(got.dtype).removeprefix("torch.")
-        return Seen(f"you have a tensor {list(got.shape)} of {kind}, where {shape} of bool is needed", [], True)
+        make = ": make it True / False" if got.dtype != torch.bool else ""
+        return Seen(f"you have a tensor {list(got.shape)} of {kind}, where {shape} of bool is needed{make}", [], True)
     out, is_token = attended(got, real, n), real[:, real.shape[1] - n :]
     return Seen("", out[is_token].nan_to_num(nan=1e6).tolist(), bool(out[~is_token].isfinite().all()))
 
@@ -285,6 +315,7 @@ STATIC_MISTAKES = [
     ("no reserve", "a request joins, and you have not asked memory.reserve() for its K/V slots", (REFUSED, "False")),
     ("too early", "you ask memory.reserve() before you know that a batch slot is free, and the K/V slots stay reserved",
      ("self.waiting and", "self.waiting and self.memory.reserve(self.waiting[0]) and"), (REFUSED, "False")),
+    ("empty queue", "you look at the first request of the queue also where none waits", ("self.waiting and ", "")),
     ("overtakes", "a smaller request overtakes one that was refused: all behind that one wait",
      (REFUSED, "not (first := next(filter(self.memory.reserve, self.waiting), None))"),
      ("self.running.append(self.waiting.popleft())",
@@ -363,7 +394,10 @@ class StaticWatch(Watch):
 
 
 def run(scheduler_class, case):
-    return StaticWatch(scheduler_class, CASES[case] if isinstance(case, str) else case, named=case)
+    try:
+        return StaticWatch(scheduler_class, CASES[case] if isinstance(case, str) else case, named=case)
+    except IndexError as error:  # of an empty queue
+        raise IndexError(f"{error}, in case {quote(case)}").with_traceback(error.__traceback__) from None
 
 
 WORTH = {"batch": 2}  # points of a rule; the others have one
@@ -418,6 +452,12 @@ WAITS_MISTAKES = [
      ("        begin = end\n", "")),
     ("in a row", "you add up the outputs of a batch, but its requests run side by side", ("max(batch)", "sum(batch)")),
     ("shortest", "you end a batch with its shortest request", ("max(batch)", "min(batch)")),
+    ("no batch", "every batch begins at once, and each request returns with its own last token",
+     (EACH, "(begin + 1, begin + output, begin + output)"), ("        begin = end\n", "")),
+    ("sum between", "the next batch begins after the sum of a batch's outputs: they run side by side",
+     ("begin = end", "begin += sum(batch)")),
+    ("sum at the end", "you return a batch after the sum of its outputs: they run side by side",
+     (EACH, "(begin + 1, begin + output, begin + sum(batch))")),
     ("whole queue", "you let the longest request of the whole queue decide when a batch ends",
      ("max(batch)", "max(outputs)")),
     ("refilled", "you refill a batch slot when its request has ended: static batching waits", refilled),
@@ -460,6 +500,8 @@ def check_1_4(c, answer):
         return c.wait("the rest")
     for part, name in enumerate(("first token", "last token", "return")):
         wrong = next(filter(None, (wrong_wait(run, part) for run in runs)), "")
+        if wrong:
+            look_at_part(c, answer, waits, runs, part, lambda rows: list(zip(*rows)))
         c.true(name, not wrong, wrong)
 
 
@@ -516,6 +558,8 @@ ORDER_MISTAKES = [
     ("place", "you name the place of the request that pays: its number is needed", (WHO, f"order.index({WHO})")),
     ("queue", "you compare places in the queue, but a request pays in iterations",
      (WHO, "max(arrival, key=lambda number: order.index(number) - number)")),
+    ("not mapped", "you compare the waits place by place, but in your order another request stands in a place",
+     (WHO, "max(arrival, key=lambda place: after[order[place]] - before[place])")),
     ("growth", "you return by how much the wait has grown: whose wait it is, is asked",
      (WHO, "max(after[number] - before[number] for number in arrival)")),
     ("other order", "you return the two things in the other order", (f"return order, {WHO}", f"return {WHO}, order")),
