@@ -437,7 +437,11 @@ def refilled(outputs, max_num_seqs):
 
 
 EACH = "(begin + 1, begin + output, end)"
-WAITS_MISTAKES = [
+WAITS_MISTAKES = [  # those of one part are last
+    ("swapped", "you give the last token and the return in the other order",
+     (EACH, "(begin + 1, end, begin + output)")),
+    ("gaps", "you count the last two from the beginning of the batch: count them from the arrival",
+     (EACH, "(begin + 1, output, end - begin)")),
     ("from 0", "you count iterations from 0: the first one is iteration 1",
      (EACH, "(begin, begin + output - 1, end - 1)")),
     ("prompt", "you count an iteration for the prompt alone, but that iteration gives the first token",
@@ -463,8 +467,6 @@ WAITS_MISTAKES = [
     ("refilled", "you refill a batch slot when its request has ended: static batching waits", refilled),
     ("sorted", "you sort the outputs, but first come, first served keeps their order",
      ("= outputs[", "= sorted(outputs)[")),
-    ("gaps", "you count the last two from the beginning of the batch: count them from the arrival",
-     (EACH, "(begin + 1, output, end - begin)")),
     ("first from 0", "your first tokens are one iteration too early: the first iteration is iteration 1",
      (EACH, "(begin, begin + output, end)")),
     ("last from 0", "your last tokens are one iteration too early: the first iteration is iteration 1",
@@ -475,8 +477,6 @@ WAITS_MISTAKES = [
      (EACH, "(begin + 1, begin + output, end - begin)")),
     ("all at the end", "you return every request when the whole queue has ended, but each batch returns at its own end",
      ("return found", "return [(one, other, begin) for one, other, _ in found]")),
-    ("swapped", "you give the last token and the return in the other order",
-     (EACH, "(begin + 1, end, begin + output)")),
     ("last batch", "you leave out the last batch where it is not full",
      ("range(0, len(outputs)", "range(0, len(outputs) - max_num_seqs + 1")),
     ("all at once", "you put the whole queue into one batch, but only max_num_seqs requests are a batch",
