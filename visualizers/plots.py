@@ -95,7 +95,7 @@ def rows_per_iteration(trace: Trace) -> Chart:
     real = [sum(span.n_tokens for span in iteration.spans) for iteration in trace.iterations]
     padding = [iteration.padding for iteration in trace.iterations]
     words = [f"{sum(rows):,} rows of {kind}" for rows, kind in ((real, "tokens"), (padding, "padding"))]
-    axes.bar(numbers, real, 0.9, color=edge(_hue(0)), label=words[0])
+    axes.bar(numbers, real, 0.9, color=_hue(0), label=words[0])
     axes.bar(numbers, padding, 0.9, bottom=real, color=GREY, alpha=0.5, label=words[1])
     axes.grid(axis="x", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
