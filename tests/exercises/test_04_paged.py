@@ -192,6 +192,16 @@ ODD = {  # what a learner wrote: points, and what the grader says
         0,
         "scores",
     ),
+    "4.5 an offset that is far too large": (
+        SOLUTIONS["my_kernel"].replace("block * SIZE + place", "1_000_000 * block * SIZE + place"),
+        0,
+        "a pointer outside of the tensor",
+    ),
+    "4.5 a method of a tile": (
+        SOLUTIONS["my_kernel"].replace("tl.sum(k * query[None, :], 1)", "(k * query[None, :]).sum(1)"),
+        0,
+        "use tl.sum(x, 1)",
+    ),
     "4.6 words": ("def cached_prefix(tokens, block_size, block_of):\n    return 'none'", 0, "you give 'none'"),
 }
 

@@ -71,10 +71,21 @@ def decode(q, keys, values, seqused_k, block_table, kernel=decode_kernel) -> tor
     if q.is_cuda:
         triton.jit(kernel)[requests, heads](*arguments, **sizes)
     else:
-        with interpreter() as interpreted, warnings.catch_warnings():
+        with interpreter((out, *tensors)) as interpreted, warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of numpy, where a slot holds NaN
-            interpreted(apart(kernel))[requests, heads](*arguments, **sizes)
+            try:
+                interpreted(apart(kernel))[requests, heads](*arguments, **sizes)
+            except Exception as error:
+                raise told(error.__cause__ or error) from None
     return out
+
+
+def told(error) -> Exception:
+    """What the kernel raised, behind the interpreter's own error; with a way out where its words have none."""
+    if "Cannot call @triton.jit'd" not in str(error):
+        return error
+    sentence = "a tile's own methods do not run in the interpreter: where you have x.sum(1), use tl.sum(x, 1)"
+    return RuntimeError(sentence).with_traceback(error.__traceback__)
 
 
 def apart(kernel):
@@ -88,14 +99,31 @@ def apart(kernel):
     return copy
 
 
+MASKED = {"create_masked_load": 1, "create_masked_store": 2}  # the place of the mask among the arguments
+
+
+def within(tensors, name, access):
+    """The same way of the interpreter to load or to store, but a pointer that is in none of these tensors raises
+    IndexError: the interpreter would follow it, and the process might die."""
+    spans = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors]
+
+    def look(*args):
+        at = args[0].data[args[MASKED[name]].data].astype("int64")
+        if not (sum((first <= at) & (at < end) for first, end in spans) > 0).all():
+            raise IndexError("a pointer outside of the tensor: an offset is too large, or less than 0")
+        return access(*args)
+
+    return look
+
+
 @contextmanager
-def interpreter():
-    """Gives what makes an interpreted kernel of a function.
+def interpreter(tensors):
+    """Gives what makes an interpreted kernel of a function. tensors: all that it may read and write.
 
     Triton decides when it is imported whether tl.max and tl.sum are compiled. Inside, they are interpreted, whatever
     was decided; behind it everything is as it was.
     """
-    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang, interpreter_builder
     from triton.runtime.jit import JITFunction
 
     before = {name: value for name, value in vars(tl).items() if isinstance(value, JITFunction)}
@@ -103,8 +131,12 @@ def interpreter():
     try:
         for name, value in before.items():
             setattr(tl, name, InterpretedFunction(value.fn).rewrite())
+        for name in MASKED:
+            setattr(interpreter_builder, name, within(tensors, name, getattr(interpreter_builder, name)))
         yield InterpretedFunction
     finally:
         for name, value in before.items():
             setattr(tl, name, value)
+        for name in MASKED:
+            vars(interpreter_builder).pop(name, None)
         patches.restore()
