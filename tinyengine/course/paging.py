@@ -3,7 +3,7 @@ attention, and ways to run an answer in the real engine."""
 
 from functools import cache
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, chain
 from unittest.mock import patch
 
 import torch
@@ -14,6 +14,7 @@ from tinyengine.course.checks import ends, quote
 from tinyengine.course.plugged import plugged
 from tinyengine.course.watch import Halt, Watch, guarded, serve, some
 from tinyengine.memory import Blocks
+from tinyengine.metrics import measure
 from tinyengine.model.load import load_model
 from tinyengine.request import Request, SamplingParams
 from tinyengine.workload import chat, workload
@@ -31,15 +32,27 @@ def engine(num_slots: int = 128, max_num_seqs: int = 4, **parts):
     return plugged(tiny(), "paged", parts, max_num_seqs=max_num_seqs, num_slots=num_slots, block_size=8)
 
 
-def answers(questions, views=(), num_slots: int = 128, **parts):
-    """Prints what the real engine answers with these parts of the learner's; gives the run as a picture, opened where
-    a request was preempted, or else in the middle."""
+def answers(questions, views=(), num_slots: int = 128, max_tokens: int = 48, **parts):
+    """Prints what the real engine answers with these parts of the learner's, and what that took; gives the run as a
+    picture of these views, opened where a request was preempted, or else in the middle."""
     from visualizers import show
 
-    made = engine(num_slots, **parts)
-    for output in made.generate([chat(question) for question in questions]):
+    made, params = engine(num_slots, **parts), SamplingParams(max_tokens=max_tokens)
+    prompts = [chat(question) for question in questions]
+    outputs = made.generate(prompts, params)
+    alone = [engine(num_slots).generate([prompt], params)[0].token_ids for prompt in prompts]
+    for output in outputs:
         print(output.text)
-    trace = made.trace
+    print(f"same texts as alone: {'yes' if [output.token_ids for output in outputs] == alone else 'no'}")
+    trace, m = made.trace, measure(made.trace)
+    wants = sum(len(output.prompt_token_ids) + max_tokens for output in outputs)
+    each = [[own.ranges for own in step.memory.values()] for step in trace.iterations]
+    held = max(sum(end - first for first, end in chain(*step)) for step in each)
+    print(f"for all of them at once, selective would hold {wants} K/V slots, yours at most {held} of {num_slots}")
+    again = f"{some(m.preemptions, 'preemption')}, {some(m.recomputed_tokens, 'token')} computed twice"
+    print(f"{some(m.iterations, 'iteration')}, {again}")
+    if not views:
+        return None
     preempted = [event.iteration + 1 for event in trace.events if event.kind == "preempt"]
     middle = (len(trace.iterations) + 1) // 2
     return show(trace, views=views, iteration=next(iter(preempted), middle))

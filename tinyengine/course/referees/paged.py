@@ -78,6 +78,8 @@ BLOCKS_MISTAKES = [
     ("not taken", "the blocks that you give stay in self.free, and the next request gets them too",
      ("[self.free.popleft() for _ in range(n_blocks)]", "list(self.free)[:n_blocks]")),
     ("no True", "grow() gives the blocks, and does not return True", ("        return True", "        return None")),
+    ("no guard", "release() fails for a request that self.holders does not have: such a one stays as it is",
+     ("        if request.request_id in self.holders:\n    ", "        if True:\n    ")),
     ("never back", "the blocks of a request that has ended are not put back into self.free",
      ("            self.free += request.table\n", "")),
     ("table stays", "a request that has ended still has its table", ("            request.table = []\n", "")),
@@ -251,6 +253,12 @@ ATTENTION_MISTAKES = [
      ("total = total * shrink", "total = total")),
     ("only weights", "you correct the sum of the weights, and not the sum of the values",
      ("sums = sums * shrink", "sums = sums")),
+    ("weights' axis", "the sum of the weights has lost an axis: `total` is [n, heads, 1]",
+     ("weights.sum(-1, keepdim=True)", "weights.sum(-1)")),
+    ("largest's axis", "the largest score has lost an axis: `best` is [n, heads, 1]",
+     ("scores.amax(-1, keepdim=True)", "scores.amax(-1)")),
+    ("older best", "you weigh a block by the largest score of the blocks before it: its own scores count too",
+     ("(scores - higher).exp()", "(scores - best).exp()")),
     ("last weights", "you divide by the weights of the last block only", ("total * shrink + weights", "weights")),
     ("last values", "the result has the values of the last block only", ("sums = sums * shrink +", "sums =")),
     ("inverted", "the correction is upside down: older sums shrink when a larger score comes",
@@ -268,6 +276,9 @@ ATTENTION_MISTAKES = [
      (".repeat_interleave(group, dim=1)", ".repeat(1, group, 1)")),
     ("swapped", "keys and values are swapped", ("k = keys[", "k = values["), ("v = values[", "v = keys[")),
 ]  # fmt: skip
+
+
+ATTENTION_POINTS = dict(zip(paging.SIZES, (2, 1, 1, 0, 1)))
 
 
 def draw_sizes(random):
@@ -299,16 +310,16 @@ def check_4_3(c, answer):
     if not c.true("one tensor, of the shape of q", odd is None, f"you have {shape}, which is not q's shape", points=0):
         return c.wait("the rest")
     right = []
-    for name, run in zip(paging.SIZES, runs):
+    for (name, points), run in zip(ATTENTION_POINTS.items(), runs):
         trouble = wrong_row(run)
-        right.append(c.true(name, not trouble, trouble))
+        right.append(c.true(name, not trouble, trouble, points=points))
+    most = max(run.got[1] for run in runs)
+    told = f"you copy {most} blocks of keys or values at once"
+    in_place = right[0] and c.true("no more than one block at a time", most <= 1, told)
     trouble = next(filter(None, map(wrong_row, runs[len(paging.SIZES) :])), "")
     if not all(right) or not c.true("drawn sizes", not trouble, trouble, points=0):
         return c.wait("the rest")
-    most = max(run.got[1] for run in runs)
-    if c.true("no more than one block at a time", most <= 1, f"you copy {most} blocks of keys or values at once"):
-        return in_the_engine(c, paged_attention=answer)
-    return c.wait("the real engine")
+    return in_the_engine(c, paged_attention=answer) if in_place else c.wait("the real engine")
 
 
 # 4.4: name: (sizes, max_num_seqs, n_blocks)
@@ -370,6 +381,10 @@ PAGED_MISTAKES = [
     ("itself", "you preempt the request that lacks a block: the newest gives way", (NEWEST, "self.preempt(request)")),
     ("oldest", "you preempt the oldest request: the newest gives way", (NEWEST,
      "self.preempt(self.running[0])\n                plan = plan[1:]")),
+    ("oldest, planned", "you preempt the oldest request, which is in the plan already: the newest gives way",
+     (NEWEST, "self.preempt(self.running[0])")),
+    ("oldest, in a for", "you preempt the oldest request, and your loop goes through a batch that becomes shorter: "
+     "the newest gives way", (LOOP, FOR.replace("running[-1]", "running[0]"))),
     ("all", "you preempt everybody behind the request that lacks a block: one at a time, until there is one",
      (NEWEST, "for other in self.running[:len(plan):-1] or [request]:\n                    self.preempt(other)")),
     ("for", "the batch becomes shorter while your loop goes through it, and who was preempted is planned all the same",
