@@ -177,6 +177,16 @@ ODD = {  # what a learner wrote: points, and what the grader says
         0,
         "which is not q's shape",
     ),
+    "4.3 no correction": (
+        SOLUTIONS["paged_attention"].replace("(best - higher).exp(), ", "torch.ones_like(best), "),
+        3,
+        "the older sums stay as they are when a larger score comes",
+    ),
+    "4.3 an axis too few": (
+        SOLUTIONS["paged_attention"].replace("weights.sum(-1, keepdim=True)", "weights.sum(-1)"),
+        0,
+        "the sum of the weights has lost an axis",
+    ),
     "4.4 names": (
         "class MyPaged(Scheduler):\n    def schedule(self):\n        return [self.memory.admit('r0')]",
         0,
