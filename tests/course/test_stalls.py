@@ -37,6 +37,21 @@ def test_an_undisturbed_run_takes_the_least_time_of_each_iteration():
     assert stalls.longest_gap(made) == 3.0 and stalls.longest_gap(runs[0]) == 9.0
 
 
+def test_an_undisturbed_run_moves_arrivals_with_their_iterations():
+    arrivals = {"early": 6.5, "a": 7.0, "within": 8.5, "between": 12.5, "late": 99.0}
+    runs = []
+    for durations in ((1.0, 4.0, 2.0), (1.0, 2.0, 1.0)):
+        trace, now = Trace("a", 1), 7.0
+        trace.requests = {name: RequestRecord(name, 1, 9, arrival=arrival) for name, arrival in arrivals.items()}
+        for n, duration in enumerate(durations):
+            trace.iterations.append(Iteration(now, duration, (Span("a", n, 1, (5,)),)))
+            now += duration
+        runs.append(trace)
+    moved = {name: record.arrival for name, record in stalls.undisturbed(runs).requests.items()}
+    assert moved == {"early": 6.5, "a": 7.0, "within": 8.5, "between": 10.5, "late": 96.0}
+    assert runs[0].requests["between"].arrival == 12.5
+
+
 def test_no_request_with_two_tokens_has_no_gap():
     assert stalls.longest_gap(Trace("empty", 1)) == 0.0
 

@@ -1,9 +1,11 @@
 """What lesson 05 draws and measures: Sarathi-Serve's figure 7 on this package's own schedulers, the longest gap between
 two tokens, and runs without the noise of the machine."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from math import inf
 
 from tinyengine.memory import Blocks, Slots
 from tinyengine.metrics import token_times
@@ -70,13 +72,20 @@ def first_token(trace: Trace, request_id: str) -> float:
 
 def undisturbed(traces: Sequence[Trace]) -> Trace:
     """A run in which every iteration took its least time over several runs of the same plans: what its work costs. The
-    longest gap of a single run would report when the machine was away."""
+    longest gap of a single run would report when the machine was away. Arrivals move with their iterations."""
     ends = [[trace.iterations[0].time, *(iteration.end for iteration in trace.iterations)] for trace in traces]
     taken = ([end - start for start, end in pairwise(moments)] for moments in ends)
     durations = [min(column) for column in zip(*taken, strict=True)]
-    starts = accumulate(durations, initial=ends[0][0])
+    starts = list(accumulate(durations, initial=ends[0][0]))
     iterations = [
         replace(iteration, time=start, duration=duration)
         for iteration, start, duration in zip(traces[0].iterations, starts, durations)
     ]
-    return replace(traces[0], iterations=iterations)
+
+    def moved(arrival: float) -> float:
+        """It keeps its distance from the end of the iteration before it."""
+        n = max(0, bisect_right(ends[0], arrival) - 1)
+        return starts[n] + min(arrival - ends[0][n], durations[n] if n < len(durations) else inf)
+
+    requests = {name: replace(own, arrival=moved(own.arrival)) for name, own in traces[0].requests.items()}
+    return replace(traces[0], iterations=iterations, requests=requests)
