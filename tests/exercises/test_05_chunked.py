@@ -249,6 +249,18 @@ ODD = {  # what a learner wrote: points, and what the grader says
         0,
         "schedule() gives a list with (str, int) in it",
     ),
+    "5.1 a newcomer joins before it is known what is left": (
+        changed(
+            "MyChunked", (chunked.PASSES, chunked.EARLY + chunked.PASSES.split("        while budget and self.w")[0])
+        ),
+        7,
+        "r3 joins, and no token of the budget is left for it",
+    ),
+    "5.4 all alike": (
+        changed("next_in_queue", ("(now - request.arrival) //", "now //")),
+        2,
+        "waiting makes nobody more urgent than the others",
+    ),
     "5.2 words": ("def token_budget(steps, promise):\n    return 'many'", 0, "you give 'many'"),
     "5.3 nothing": ("def choose_victim(running):\n    max(running)", 0, "did you forget to return?"),
     "5.4 a number": ("def next_in_queue(waiting, now):\n    return 0", 0, "you choose 0"),
@@ -312,6 +324,12 @@ def test_the_budget_worked_by_hand():
     assert chunked.token_budget(steps, 0.020) == 34
     with pytest.raises(ValueError, match=r"1 token takes 0\.00737 s, more than 0\.007 s"):
         chunked.token_budget(steps, 0.007)
+
+
+def test_the_line_of_an_answer_is_told_by_its_budgets():
+    fixed, per_token = given.line_of(chunked.token_budget, [(8, 0.009), (16, 0.015), (24, 0.015)], 0.020)
+    assert (fixed, per_token) == (pytest.approx(0.007, abs=0.0004), pytest.approx(0.000375, rel=0.01))
+    assert given.line_of(lambda steps, promise: 7, [(8, 0.009), (16, 0.015)], 0.020) is None
 
 
 def test_without_patience_the_order_of_the_queue_is_the_packages(monkeypatch):

@@ -175,7 +175,10 @@ class Budgeted(Paging):
             self.note("victim", f"{names} {be(len(out))} preempted, and {last.request_id} had blocks enough to go on")
 
     def look_at_joining(self, waiting, running, joined: int) -> None:
-        left = self.budget - sum(n_tokens for _, n_tokens in self._plan)
+        left, planned = self.budget - sum(n_tokens for _, n_tokens in self._plan), dict(self._plan)
+        idle = next((request for request in running if request not in planned and request not in self._before), None)
+        if idle and left <= 0:
+            self.note("joins", f"{idle.request_id} joins, and no token of the budget is left for it")
         preempts = any(request in waiting for request in self._before)
         if preempts or left <= 0 or not waiting or len(running) >= self.max_num_seqs:
             return
@@ -219,10 +222,24 @@ def show_budget(token_budget, steps, promise: float):
         return publish(f"ValueError: {error}")
     chart = iteration_time_vs_tokens(steps)
     axes = chart.axes[0]
+    if line := line_of(token_budget, steps, promise):
+        tokens = [0, max(budget, *(n for n, _ in steps))]
+        axes.plot(tokens, [1e3 * (line[0] + line[1] * n) for n in tokens], color="#0072B2", label="your line")
     axes.axhline(1e3 * promise, linestyle="--", color="#009E73", label="the promise")
     axes.axvline(budget, color="#D55E00", label=f"your budget: {budget} tokens")
     axes.legend(frameon=False, fontsize=8)
     return chart
+
+
+def line_of(token_budget, steps, promise: float) -> tuple[float, float] | None:
+    """(fixed, per_token) of the line that an answer goes by, from its budgets for two larger promises."""
+    promises = 2 * promise, 40 * promise
+    try:
+        few, many = (ends(token_budget, list(steps), one) for one in promises)
+        per_token = (promises[1] - promises[0]) / (many - few)
+    except Exception:  # no line is drawn
+        return None
+    return promises[0] - per_token * (few + 0.5), per_token
 
 
 # 5.3, 5.4

@@ -82,7 +82,21 @@ BEHIND = """        for request in ran:
                     break
                 self.preempt(self.running[-1])
 """
+EARLY = """        while self.waiting and len(self.running) < self.max_num_seqs and self.memory.admit(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
+"""
 CHUNKED_MISTAKES = [
+    ("joins for nothing", "requests join before you know what those that run leave: some join and get no token",
+     (PASSES, EARLY + PASSES[: PASSES.index("        while budget and self.waiting")])),
+    ("joins after the budget", "requests join also when the budget is used up",
+     ("        while budget and self.waiting", "        while self.waiting")),
+    ("joins, and not into the plan", "requests join also when the budget is used up, and stay out of the plan",
+     ("        while budget and self.waiting", "        while self.waiting"),
+     ("            plan.append((request, n_tokens))\n            budget -= n_tokens\n        return",
+      "            if n_tokens:\n                plan.append((request, n_tokens))\n            budget -= n_tokens\n"
+      "        return")),
+    ("no batch slots", "requests join whether a batch slot is free or not",
+     (" and len(self.running) < self.max_num_seqs", "")),
     ("newcomers first", "you let others join before those that run have got their tokens",
      ("plan, budget = [], self.max_num_batched_tokens", "plan, budget, ran = [], self.max_num_batched_tokens, "
       "list(self.running)"), (PASSES, SECOND_PASS + BEHIND)),
@@ -118,6 +132,8 @@ CHUNKED_MISTAKES = [
       "min(request.gap, budget)):\n                del self.memory.holders[request.request_id]\n                "
       "break\n            self.running")),
     ("itself", "you preempt the request that lacks a block: the newest gives way", (NEWEST, "self.preempt(request)")),
+    ("oldest first", "you preempt the oldest request, though it is in the plan: the newest gives way",
+     (NEWEST, "self.preempt(self.running[0])")),
     ("oldest", "you preempt the oldest request: the newest gives way", (NEWEST,
      "self.preempt(self.running[0])\n                budget += sum(n for _, n in plan[:1])\n                "
      "plan = plan[1:]")),
@@ -167,9 +183,10 @@ def check_5_1(c, answer):
     if all("plan" in run.got.faults and not run.got.plans for run in runs):
         runs_right(c, "a plan", runs, again)
         return c.wait("the rest")
-    for own in runs:
-        right.append(runs_right(c, own.case, [own], again, but=["more"]))
     right.append(runs_right(c, "no block is held before its chunk is computed", runs, again, only="more"))
+    right.append(runs_right(c, "who joins gets a token", runs, again, 0, only="joins"))
+    for own in runs:
+        right.append(runs_right(c, own.case, [own], again, but=["more", "joins"]))
     if not all(right) or not runs_right(c, "drawn requests", drawn, again, points=0):
         return c.wait("the real engine")
     told = "with it a request gets other tokens than alone"
@@ -222,6 +239,13 @@ BUDGET_MISTAKES = [
     ("the ends", "you draw the line through two of the steps: all of them count",
      (SUMS, "(max(steps)[1] - min(steps)[1]) / (max(steps)[0] - min(steps)[0])"),
      ("mean_seconds - per_token * mean_tokens", "min(steps)[1] - per_token * min(steps)[0]")),
+    ("first and last", "you draw the line through the first and the last step: all of them count",
+     (SUMS, "(steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])"),
+     ("mean_seconds - per_token * mean_tokens", "steps[0][1] - per_token * steps[0][0]")),
+    ("slope of the ends", "your seconds per token come from the smallest and the largest step: all of them count",
+     (SUMS, "(max(steps)[1] - min(steps)[1]) / (max(steps)[0] - min(steps)[0])")),
+    ("slope of the first and last", "your seconds per token come from the first and the last step: all of them count",
+     (SUMS, "(steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])")),
     ("the other way", "you fit tokens by seconds: the errors are in the seconds",
      (SUMS, "sum((s - mean_seconds) ** 2 for _, s in steps) / both")),
     ("fixed forgotten", "you fit the fixed cost, and leave it out of the budget", ("(promise - fixed)", "promise")),
@@ -420,7 +444,8 @@ RANK, DUE = "request.priority - (now - request.arrival) // PATIENCE", "inf if re
 ORDER = "rank, deadline, request.arrival"
 QUEUE_MISTAKES = [
     ("first", "you take the first of the queue", ("min(waiting, key=urgency)", "waiting[0]")),
-    ("no patience", "a request that waits long gets no more urgent, and may wait for ever", (RANK, "request.priority")),
+    ("no patience", "waiting makes nobody more urgent than the others, or all alike: a request may wait for ever",
+     (RANK, "request.priority")),
     ("once", "waiting makes a request one priority more urgent, and no more however long it waits",
      (RANK, "request.priority - ((now - request.arrival) >= PATIENCE)")),
     ("not above 0", "you stop at priority 0: a request that waits on gets more urgent than that", (RANK,
@@ -500,6 +525,9 @@ DRAFT_MISTAKES = [
     ("any place", "you count guesses that are right after a wrong one: they were made for another text",
      ("    while holds < len(guesses) and guesses[holds] == chosen[holds] != EOS:\n        holds += 1\n",
       "    holds = sum(one == two for one, two in zip(guesses, chosen))\n")),
+    ("any place, and an end", "you count all guesses that are right in their place: one that is wrong ends the count",
+     ("    while holds < len(guesses) and guesses[holds] == chosen[holds] != EOS:\n        holds += 1\n",
+      "    holds = sum(one == two != EOS for one, two in zip(guesses, chosen))\n")),
     ("all or nothing", "you keep all guesses or none: those before the first wrong one hold",
      ("    return", "    holds = holds if holds == len(guesses) else 0\n    return")),
     ("shifted", "you compare a guess with the choice after it: chosen[0] is the choice after the text",
