@@ -73,6 +73,8 @@ class Budgeted(Paging):
     faults: by rule the first sentence, in the order of time.
     """
 
+    joins_with_tokens = True  # a request that joins must get a token at once
+
     def __init__(self, scheduler_class, case: tuple, named=None):
         sizes, max_num_seqs, n_blocks, self.budget = case
         each = ", ".join(f"r{number} {size}" for number, size in enumerate(sizes))
@@ -177,7 +179,7 @@ class Budgeted(Paging):
     def look_at_joining(self, waiting, running, joined: int) -> None:
         left, planned = self.budget - sum(n_tokens for _, n_tokens in self._plan), dict(self._plan)
         idle = next((request for request in running if request not in planned and request not in self._before), None)
-        if idle and left <= 0:
+        if idle and left <= 0 and self.joins_with_tokens:
             self.note("joins", f"{idle.request_id} joins, and no token of the budget is left for it")
         preempts = any(request in waiting for request in self._before)
         if preempts or left <= 0 or not waiting or len(running) >= self.max_num_seqs:
@@ -227,19 +229,27 @@ def show_budget(token_budget, steps, promise: float):
         axes.plot(tokens, [1e3 * (line[0] + line[1] * n) for n in tokens], color="#0072B2", label="your line")
     axes.axhline(1e3 * promise, linestyle="--", color="#009E73", label="the promise")
     axes.axvline(budget, color="#D55E00", label=f"your budget: {budget} tokens")
+    axes.set_ylim(0, 1.1e3 * max(promise, *(seconds for _, seconds in steps)))
     axes.legend(frameon=False, fontsize=8)
     return chart
 
 
 def line_of(token_budget, steps, promise: float) -> tuple[float, float] | None:
     """(fixed, per_token) of the line that an answer goes by, from its budgets for two larger promises."""
-    promises = 2 * promise, 40 * promise
+
+    def budget(seconds: float) -> int:
+        return ends(token_budget, list(steps), seconds)
+
     try:
-        few, many = (ends(token_budget, list(steps), one) for one in promises)
-        per_token = (promises[1] - promises[0]) / (many - few)
+        few, many = budget(2 * promise), budget(40 * promise)
+        per_token = 38 * promise / (many - few)
+        low, high = 2 * promise, 2 * promise + 2 * per_token
+        for _ in range(16):  # where exactly does the budget become larger than `few`?
+            middle = (low + high) / 2
+            low, high = (low, middle) if budget(middle) > few else (middle, high)
     except Exception:  # no line is drawn
         return None
-    return promises[0] - per_token * (few + 0.5), per_token
+    return high - per_token * (few + 1), per_token
 
 
 # 5.3, 5.4

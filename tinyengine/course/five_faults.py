@@ -65,6 +65,8 @@ class Broken(Scheduler):
 class Tiled(Budgeted):
     """One run of a scheduler whose chunks are whole tiles; after each plan it says who is due a token."""
 
+    joins_with_tokens = False  # no promise of 5.6
+
     def share(self, request: Request, left: int) -> int:
         whole = left // Broken.tile * Broken.tile
         return request.gap if request.gap <= left else whole or left
