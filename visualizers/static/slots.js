@@ -190,7 +190,7 @@ const AGAIN = ["same colour, underlined: another request", (g, theme) => {
 const SLOT_LEGEND = [
   ["idle", (g, theme) => frame(g, theme.idle), (engine) => engine.busySoFar.at(-1) < engine.slots * engine.count],
   ["preempted, batch slot still empty", (g, theme) => frame(g, theme.hues[0].edge, [4, 3]), (engine) => engine.preempted.length],
-  ["in the batch, no budget left", (g, theme) => {
+  ["in the batch, not computed", (g, theme) => {
     frame(g, theme.idle);
     g.strokeStyle = theme.hues[0].edge;
     g.setLineDash([1, 3]);

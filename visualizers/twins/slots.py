@@ -58,7 +58,7 @@ def legend(data: dict) -> list[tuple]:
     if any(engine["preempted"] for engine in data["engines"]):
         entries.append(("preempted", Patch(facecolor="none", edgecolor=outline, linestyle="--")))
     if any(engine["held"] for engine in data["engines"]):
-        entries.append(("in the batch, no budget left", Line2D([], [], color=outline, linestyle=":", linewidth=1)))
+        entries.append(("in the batch, not computed", Line2D([], [], color=outline, linestyle=":", linewidth=1)))
     return entries
 
 
