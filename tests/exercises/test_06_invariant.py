@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from helpers.course import Audit, solutions
 
-from tinyengine.course import in_chunks, suspects
+from tinyengine.course import in_chunks, suspects, yours
 from tinyengine.course.referees import invariant
 from tinyengine.course.small_device import SmallDevice, in_parts, moved_bits, numbers, product, sum_of_rows
 from tinyengine.course.suspects import FAULTS, Suspect
 from tinyengine.invariant.attention import one_query
+from tinyengine.verify.checks import cases
+from tinyengine.verify.watch import Scenario
 
 CHECKS = tuple(getattr(invariant, f"check_6_{number}") for number in range(1, 5))
 SOLUTIONS = solutions("06_invariant")
@@ -28,14 +30,23 @@ def changed(name, *changes):
     return text
 
 
+def compared_by(same):
+    """A test of many companies that compares by this expression."""
+    return f"""
+def is_invariant(run):
+    texts = [[(7 * number + n) % 50 for number in range(n)] for n in (100, 47, 31, 18, 33)]
+    texts += [texts[0][:64], texts[0][:20]]
+    right = [run([text])[0] for text in texts]
+    found = True
+    for settings in ({{}}, dict(budget=5), dict(budget=1), dict(caching=True), dict(slots=128)):
+        for order in (range(len(texts)), range(len(texts))[::-1]):
+            for index, logits in zip(order, run([texts[index] for index in order], **settings)):
+                found &= bool({same})
+    return found
+"""
+
+
 RIGHT = {
-    "6.1 number by number": """
-        def invariant_sum(x):
-            total = x[:, 0]
-            for column in range(1, x.shape[1]):
-                total = total + x[:, column]
-            return total
-    """,
     "6.1 many rows, always": """
         def invariant_sum(x):
             return F.pad(x, (0, 0, 0, max(0, 64 - len(x)))).sum(-1)[: len(x)]
@@ -48,11 +59,12 @@ RIGHT = {
                 total += piece
             return total
     """,
-    "6.1 exactly": """
+    "6.1 with a piece of no numbers": """
         def invariant_sum(x):
-            import math
-
-            return torch.tensor([math.fsum(row) for row in x.tolist()])
+            total = x[:, :0].sum(-1)
+            for start in range(0, x.shape[1], 32):
+                total = total + x[:, start : start + 32].sum(-1)
+            return total
     """,
     "6.2 tile by tile, the last one filled up": """
         def linear(x, weight, tile=8):
@@ -206,6 +218,55 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "def is_invariant(run):\n    while True:\n        run([[1]])",
         0,
         "has run one engine 150 times",
+    ),
+    "6.1 number by number": (
+        "def invariant_sum(x):\n    total = x[:, 0]\n    for column in range(1, x.shape[1]):\n"
+        "        total = total + x[:, column]\n    return total",
+        4,
+        "right bits, but you never use the device",
+    ),
+    "6.1 exactly": (
+        "def invariant_sum(x):\n    import math\n\n    return torch.tensor([math.fsum(row) for row in x.tolist()])",
+        4,
+        "right bits, but you never use the device",
+    ),
+    "6.2 column by column": (
+        "def linear(x, weight, tile=8):\n    out = torch.zeros(len(x), len(weight))\n"
+        "    for column in range(x.shape[1]):\n        out = out + x[:, column, None] * weight[:, column]\n"
+        "    return out",
+        5,
+        "right bits, but you never use the device",
+    ),
+    "6.3 no cuts": (
+        "def fixed_split_attention(q, keys, values, split=128, tile=8):\n    group = q.shape[1] // keys.shape[1]\n"
+        "    k, v = (x.repeat_interleave(group, 1) for x in (keys, values))\n"
+        "    scores = torch.einsum('qhd,khd->hqk', q, k) / q.shape[2] ** 0.5\n"
+        "    mask = torch.ones(len(q), len(k)).tril(len(k) - len(q)) == 0\n"
+        "    return torch.einsum('hqk,khd->qhd', scores.masked_fill(mask, float('-inf')).softmax(-1), v)",
+        2,
+        "you do not cut at all",
+    ),
+    "6.4 no return": (
+        "def is_invariant(run):\n    torch.equal(run([[1]])[0], run([[1], [2]])[0])",
+        0,
+        "did you forget to return?",
+    ),
+    "6.4 a prompt and another one": (
+        "def is_invariant(run):\n    one, two = run([[1] * 20, [2] * 20])\n    return torch.equal(one, two)",
+        0,
+        "is each prompt compared with itself?",
+    ),
+    "6.4 tokens": (compared_by("(logits.argmax(-1) == right[index].argmax(-1)).all()"), 1, "you compare tokens"),
+    "6.4 a tolerance": (
+        compared_by("(logits - right[index]).abs().max() < 1e-5"),
+        2,
+        "you compare with a tolerance: compare bits",
+    ),
+    "6.4 few at once": (
+        "def is_invariant(run):\n    one, two = [1] * 30, [2] * 30\n"
+        "    return torch.equal(run([one])[0], run([one, two])[0])",
+        0,
+        "alone too: what you compare moved alike",
     ),
     "6.4 one pair": (
         "def is_invariant(run):\n    one, two = [1] * 90, [2] * 5\n"
@@ -367,3 +428,20 @@ def test_a_fault_moves_what_it_says():
         assert (moved.argmax() == logits.argmax()) == (fault.size != "token")
         assert np.allclose(moved, logits, rtol=1e-5) == (fault.size == "bit")
     assert len(sizes["bit"]) == 6 and sizes["small"] == ["place"] and sizes["token"] == ["crowd"]
+
+
+def test_the_scoreboards_last_column_is_counted_of_the_learners_parts(monkeypatch):
+    calls = []
+
+    def restless(q, keys, values):
+        calls.append(len(q))
+        return invariant.fixed_split_attention(q, keys, values) * (1 + 1e-6 * len(calls))
+
+    if in_chunks.refusal():
+        pytest.skip(in_chunks.refusal())
+    three = Scenario(cases(yours.Yours(in_chunks.tiny()), (1, 17, 40), new=2))
+    for function, moves in ((invariant.fixed_split_attention, False), (restless, True)):
+        parts = {"fixed_split_attention": function, "sample": lambda logits, *settings: logits.argmax(-1)}
+        monkeypatch.setattr(yours, "parts_of", lambda stage, parts=parts: parts)
+        count = yours.Yours(in_chunks.tiny()).against_alone(three)
+        assert (count.differing > 0) == moves and count.compared > 6 * in_chunks.tiny().config.vocab_size

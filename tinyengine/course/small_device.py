@@ -107,6 +107,8 @@ class SmallDevice(TorchFunctionMode):
 
     def _along(self, x, dim, keepdim):
         moved = x.movedim(dim, -1)
+        if not x.numel():
+            return x.sum(dim, keepdim)
         out = sum_of_rows(moved.reshape(-1, x.shape[dim])).view(moved.shape[:-1])
         return out.unsqueeze(dim) if keepdim else out
 

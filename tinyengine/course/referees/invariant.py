@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tinyengine.course import in_chunks
 from tinyengine.course.checks import FORGOT, ends, quote
-from tinyengine.course.exercise import exercise
+from tinyengine.course.exercise import exercise, outcome
 from tinyengine.course.in_chunks import LINES, attended
 from tinyengine.course.small_device import SmallDevice, moved_bits, numbers
 from tinyengine.course.suspects import FAULTS, Suspect
@@ -109,6 +109,7 @@ SUMS = {
 }
 COMPANIES = [[0, 1], [5, 6, 7], [*range(9, -1, -1)], [*range(60, 100), *range(10)], [*range(100)]]
 MOST_SUMS = 50
+UNUSED = "right bits, but you never use the device"
 
 
 def invariant_sum(x):
@@ -194,7 +195,10 @@ def check_6_1(c, answer):
     if not right:
         return c.wait("the price")
     most = max(sums for run in runs for rows, sums, _ in run.got.costs if rows == 100)
-    c.par("sums for 100 rows", most, MOST_SUMS)
+    if most:
+        c.par("sums for 100 rows", most, MOST_SUMS)
+    else:
+        c.true("sums for 100 rows", False, UNUSED)
 
 
 # 6.2: name: (sizes of companies, k, tile, kind)
@@ -311,9 +315,9 @@ def check_6_2(c, answer):
     c.equal("the same bits with torch's own product", lambda: moved_by_torch(answer), "", because=lambda got, _: got)
     costs = [(rows, own, tile_of(run.case)) for run in runs for rows, _, own in run.got.costs]
     many = next(((rows, own) for rows, own, tile in costs if len(own) > -(-rows // tile)), None)
-    c.true(
-        "no more products than tiles", not many, lambda: f"for {some(many[0], 'row')} you make {len(many[1])} products"
-    )
+    used = any(own for _, own, _ in costs)
+    c.true("no more products than tiles", used and not many,
+           lambda: f"for {some(many[0], 'row')} you make {len(many[1])} products" if used else UNUSED)  # fmt: skip
     dear = next(((rows, own) for rows, own, tile in costs if sum(own) >= rows + tile), None)
     c.true("no more padding than a tile needs", not dear,
            lambda: f"for {some(dear[0], 'row')} your products compute {sum(dear[1])}")  # fmt: skip
@@ -459,6 +463,13 @@ def attention_view(seen):
     return [seen.odd, seen.positions, is_dear(seen)]
 
 
+def is_uncut(answer, length) -> bool:
+    """Splits of another size move no bit of a request's."""
+    with SmallDevice():
+        one, two = (in_chunks.cut(answer, in_chunks.request(length), [length], split) for split in (8, 16))
+    return not moved_bits(one, two)
+
+
 @exercise("6.3", points=8, solution=fixed_split_attention, mistakes=ATTENTION_MISTAKES, part=True)
 def check_6_3(c, answer):
     runs = c.cases("it attends", answer, CHUNKINGS, attend_in_chunks, attention_view, draw_chunkings)
@@ -484,6 +495,8 @@ def check_6_3(c, answer):
         moved = next((seen.moved[0] for seen in own if seen.moved), "")
         right = c.true(name, not moved, moved) and right
     if not right:
+        uncut, _ = outcome(is_uncut, answer, 39)
+        c.true("the keys are cut", not uncut, "you do not cut at all: another `split` moves no bit", points=0)
         return c.wait("the price and the real engine")
     calls, splits = named["32 queries at once"].cost
     c.true("no more products than queries need", calls <= MOST_CALLS * splits,
@@ -495,6 +508,8 @@ def check_6_3(c, answer):
 
 
 # 6.4
+
+CRIES = "you say False of it: is each prompt compared with itself?"
 
 
 def is_invariant(run):
@@ -567,9 +582,10 @@ VARIANCE_MISTAKES = [
 
 
 def judged(answer, case):
-    """(what the test says of this engine, the engine)"""
+    """(what the test says of this engine, the engine); None for a test that returns nothing"""
     suspect = Suspect(*case)
-    return ends(answer, suspect, lines=LINES), suspect
+    said = ends(answer, suspect, lines=LINES)
+    return None if said is None else (said, suspect)
 
 
 def verdict_view(got):
@@ -590,21 +606,36 @@ def check_6_4(c, answer):
     if not c.true("True or False", odd is None, f"you have {quote(odd)}, where True or False is needed", points=0):
         return c.wait("the rest")
     cries = any(run.case[0] is None and not run.got[0] for run in runs)
-    if not c.true("an invariant engine is called invariant", not cries, "you say False of it", points=0):
+    if not c.true("an invariant engine is called invariant", not cries, CRIES, points=0):
         return c.wait("the faults")
+    blunt = compared(runs)
     for name, fault in FAULTS.items():
         suspect = next((run.got[1] for run in runs if run.case[0] == name and run.got[0]), None)
-        c.true(f"caught: {fault.title}", suspect is None, missed(suspect, fault))
+        c.true(f"caught: {fault.title}", suspect is None, missed(suspect, fault, blunt))
 
 
-def missed(suspect, fault) -> str:
+def compared(runs) -> str:
+    """What a test that sees large faults and no last bit most likely compares; "" where that cannot be said."""
+    shown = [(FAULTS[run.case[0]].size, not run.got[0]) for run in runs if run.case[0] and run.got[1].shown]
+    sizes = {size for size, caught in shown if caught}
+    if not sizes or "bit" in sizes or not any(size == "bit" for size, _ in shown):
+        return ""
+    return "you compare with a tolerance: compare bits" if "small" in sizes else "you compare tokens: compare bits"
+
+
+def missed(suspect, fault, blunt: str) -> str:
     if suspect is None:
         return ""
     if not suspect.runs:
         return "you never run the engine"
+    runs = some(suspect.runs, "run")
     if not suspect.shown:
-        return f"in none of your {some(suspect.runs, 'run')} {fault.unseen}"
-    return f"in {suspect.shown} of your {some(suspect.runs, 'run')} this moves bits, and you do not see it"
+        return f"in none of your {runs} {fault.unseen}"
+    if blunt:
+        return f"in {suspect.shown} of your {runs} this moves bits: {blunt}"
+    if suspect.shown == suspect.runs > 1:
+        return f"in each of your {runs} this moves bits, alone too: what you compare moved alike"
+    return f"in {suspect.shown} of your {runs} this moves bits, and you do not see it"
 
 
 def is_answer(got) -> bool:
