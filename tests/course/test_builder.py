@@ -29,6 +29,11 @@ def test_a_stub_keeps_what_stands_around_the_region():
     )
 
 
+def test_a_region_may_be_replaced_by_a_line_to_mend():
+    source = "def f():\n    ### BEGIN SOLUTION instead: a = 2\n    a = 1\n    ### END SOLUTION\n    return a"
+    assert stub(source, "2.1") == ("def f():\n    a = 2\n    return a", 1)
+
+
 @pytest.mark.parametrize(
     "source, words",
     [

@@ -1,11 +1,14 @@
 """Exercises 03: each mistake of the referee's tables, run as a learner's answer, loses points and is told by its
 sentence; right answers written in other ways get all points; odd ones are told in a sentence."""
 
+import inspect
+
 import pytest
 import torch
-from helpers.course import Audit, solutions
+from helpers.course import ROOT, Audit, solutions
 
 from tinyengine.course import rows as given
+from tinyengine.course.grader import manifest
 from tinyengine.course.referees import selective
 from tinyengine.inputs import encode
 from tinyengine.workload import chat
@@ -121,7 +124,7 @@ RIGHT = {
             return scores.masked_fill(probability < least, -torch.inf).argmax(-1)
     """,
     "3.5 the position says the length": changed(
-        ("length = len(r.tokens)", "length = positions[end - 1] + 1"),
+        ("kept[layer, : len(r.tokens)]", "kept[layer, : positions[end - 1] + 1]"),
     ),
     "3.5 an output that is filled": changed(
         ("parts = []", "out = torch.empty_like(q)"),
@@ -143,6 +146,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "where (tokens, positions, starts, last) is needed",
     ),
     "3.2 no return": (SOLUTIONS["attend_each"].replace("return ", ""), 0, "did you forget to return?"),
+    "3.2 a number": ("def attend_each(*args):\n    return 42", 0, "you have 42, which is not q's shape"),
     "3.2 heads in a row": (
         SOLUTIONS["attend_each"].replace("torch.cat(parts)", "torch.cat(parts).flatten(1)"),
         0,
@@ -202,15 +206,22 @@ def test_there_are_as_many_operations_as_the_notebook_says():
     assert len(given.OPERATIONS) == 18 and given.WIDTH == 64
 
 
-def test_the_loop_is_right_for_the_longest_request_only():
+def test_the_loop_is_right_for_the_last_request_only():
     lengths = [len(encode(given.tiny(), chat(question), "")) for question in given.QUESTIONS]
     assert lengths == [19, 9, 9, 7]
     look_up, france, _, mia = given.QUESTIONS
     right = [given.answers(given.broken_iteration, question)[0] for question in (look_up, france, mia)]
     assert right == ["owl", "Paris", "Hello Mia."]
-    together = given.answers(given.broken_iteration, look_up, france, mia)
-    assert together[0] == right[0] and together[1] != right[1] and together[2] != right[2]
+    for order in ((0, 1, 2), (2, 1, 0)):
+        questions, alone = [(look_up, france, mia)[n] for n in order], [right[n] for n in order]
+        together = given.answers(given.broken_iteration, *questions)
+        assert [a == b for a, b in zip(together, alone)] == [False, False, True]
     assert given.answers(selective.iteration, look_up, france, mia) == right
+
+
+def test_the_answer_cell_holds_the_broken_loop():
+    [answer] = manifest(ROOT)["03_selective"]["exercises"][4]["answers"]
+    assert answer["stub"] == inspect.getsource(given.broken_iteration).replace("broken_", "").rstrip()
 
 
 @torch.inference_mode()

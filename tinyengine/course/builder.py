@@ -3,6 +3,7 @@
 In a solution notebook
   - a code cell with `### BEGIN SOLUTION what to do` ... `### END SOLUTION` is an answer cell; it belongs to the next
     check cell (or to the exercise that its metadata names: {"exercise": {"id": "2.1"}});
+  - `### BEGIN SOLUTION instead: CODE` puts that line of code in the place of the region, to be mended;
   - a code cell with the tag `check` imports a referee and calls one of its checks, `orca.check_2_1(static_waste)`, or
     imports `check` and holds one `with check("2.1", points=3) as c:`; its metadata may say
     {"exercise": {"title": ..., "minutes": ..., "timeout": seconds}};
@@ -234,8 +235,13 @@ def stub(source: str, exercise: str) -> tuple[str, int]:
         elif begin is not None and END.match(line):
             count = sum(1 for code in region if code.strip() and not code.strip().startswith("#"))
             indent, todo = begin[1], begin[2] or "your code here"
-            out.append(f"{indent}# Your code here: about {count} line{'s' * (count != 1)}.")
-            out.append(f"{indent}raise NotImplementedError({json.dumps(f'{exercise}: {todo}', ensure_ascii=False)})")
+            if todo.startswith("instead: "):
+                out.append(indent + todo.removeprefix("instead: "))
+            else:
+                out.append(f"{indent}# Your code here: about {count} line{'s' * (count != 1)}.")
+                out.append(
+                    f"{indent}raise NotImplementedError({json.dumps(f'{exercise}: {todo}', ensure_ascii=False)})"
+                )
             total, begin = total + count, None
         elif MARKER.search(line):
             raise CourseError(

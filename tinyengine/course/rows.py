@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tinyengine.attention import one_request as attend
-from tinyengine.course.checks import ends
+from tinyengine.course.checks import ends, quote
 from tinyengine.course.plugged import plugged
 from tinyengine.inputs import encode
 from tinyengine.model.load import load_model
@@ -58,6 +58,10 @@ def attended(answer, case):
 
 def digest(got):
     """A few rounded numbers of each row, which another order of adding up does not change."""
+    if not isinstance(got, torch.Tensor) and not (
+        isinstance(got, list | tuple) and got and all(isinstance(part, torch.Tensor) for part in got)
+    ):
+        return [type(got).__name__, quote(got)]
     rows = got if isinstance(got, torch.Tensor) else torch.cat(list(got))
     return [type(got).__name__, list(rows.shape), [round(row.sum().item(), 2) for row in rows]]
 
@@ -158,8 +162,8 @@ def drawn_tokens(answer, case):
 
 @dataclass
 class Running:
-    """A request of exercise 3.5. tokens: prompt and output; of the first `computed` of them keys and values
-    [layers, slots, kv_heads, d] hold what the model made. The slots past them hold any numbers."""
+    """A request of exercise 3.5. tokens: prompt and output. keys, values [layers, slots, kv_heads, d]: what the model
+    has made of the first `computed` tokens."""
 
     tokens: list
     keys: torch.Tensor
@@ -169,17 +173,19 @@ class Running:
 
 def broken_iteration(model, batch):
     """One iteration: each request of the batch gets its next token."""
-    starts = [0, *accumulate(len(r.tokens) - r.computed for r in batch)]
-    tokens = [token for r in batch for token in r.tokens[r.computed :]]
-    positions = [p for r in batch for p in range(r.computed, len(r.tokens))]
-    length = max(len(r.tokens) for r in batch)
+    tokens, positions, starts = [], [], [0]
+    for r in batch:
+        length = len(r.tokens)
+        tokens += r.tokens[r.computed :]
+        positions += range(r.computed, length)
+        starts.append(len(tokens))
 
     def attend_all(layer, q, k, v):
         parts = []
         for r, (start, end) in zip(batch, pairwise(starts)):
             r.keys[layer, r.computed : len(r.tokens)] = k[start:end]
             r.values[layer, r.computed : len(r.tokens)] = v[start:end]
-            keys, values = r.keys[layer, :length], r.values[layer, :length]
+            keys, values = (kept[layer, :length] for kept in (r.keys, r.values))
             parts.append(attend(q[start:end], keys, values))
         return torch.cat(parts)
 

@@ -130,6 +130,8 @@ EACH_MISTAKES = [
       "torch.cat([attend(q[row : row + 1], keys[index], values[index]) for row in range(start, end)])")),
     ("new keys", "a request's rows read the keys of this iteration only, and not the older ones",
      (OWN, "keys[index][start - end :], values[index][start - end :]")),
+    ("cut to the rows", "you cut the keys to as many as there are new rows: a request has older ones too",
+     (OWN, "keys[index][: end - start], values[index][: end - start]")),
     ("no new keys", "the newest key is left out: a row reads its own key as well",
      (OWN, "keys[index][: max(1, len(keys[index]) - 1)], values[index][: max(1, len(keys[index]) - 1)]")),
     ("cut by start", "starts counts the rows of the stream: you cut the keys by it",
@@ -214,6 +216,13 @@ def other_last(operation, x, positions):
     return torch.allclose(operation(other, positions)[:-1], operation(x, positions)[:-1], atol=1e-4)
 
 
+def of_the_lesson(operation, x, positions):
+    here, order, foreign = operation(x, positions), torch.randperm(len(x)), torch.randn(3, x.shape[1])
+    moved = operation(x[order], positions[order])
+    behind = operation(torch.cat((foreign, x)), torch.cat((positions[:3], positions)))
+    return torch.allclose(moved, here[order], atol=1e-4) and torch.allclose(behind[3:], here, atol=1e-4)
+
+
 def foreign_behind(operation, x, positions):
     both = operation(torch.cat((x, torch.randn_like(x))), torch.cat((positions, positions)))
     return torch.allclose(both[: len(x)], operation(x, positions), atol=1e-4)
@@ -230,10 +239,13 @@ ROW_MISTAKES = [
     ("last neighbour", "you change the last row and look at those before it: rows may meet elsewhere", other_last),
     ("foreign behind", "you put foreign rows behind only: an operation that looks back does not notice",
      foreign_behind),
+    ("of the lesson", "you move the rows and put foreign ones in front, as the lesson does: that does not see all",
+     of_the_lesson),
     ("always True", "you say True of every operation: the test must be able to fail", always_true),
     ("bits", "you ask for equal bits: a product may add up one row in another order than many", (CLOSE,
      "torch.equal(alone[0], together[row])")),
     ("loose", "you allow so large a difference that a small share of other rows passes", ("1e-4", "0.1")),
+    ("wide", "you allow a larger difference than 0.0001: a thousandth of another row passes", ("1e-4", "0.01")),
     ("first row", "you look at the first row only: what is causal leaves that one alone",
      ("range(len(x))", "range(1)")),
     ("last row", "you look at the last row only", ("range(len(x))", "[len(x) - 1]")),
@@ -301,7 +313,7 @@ SAMPLE_MISTAKES = [
     ("first's temperature", "all requests get the first one's temperature", ("1e-5)[:, None]", "1e-5)[0]")),
     ("times", "you multiply by the temperature: a high one must flatten the probabilities", (" / temp", " * temp")),
     ("no temperature", "the temperature is not used where it is above 0", (T, "logits")),
-    ("noise too", "you divide the noise by the temperature too, and so the temperature changes nothing",
+    ("noise too", "in the sum with the noise the temperature changes nothing: scale the logits, and only them",
      ("kept + noise", "kept + noise / temperature.clamp(min=1e-5)[:, None]")),
     ("crossing", "the token that crosses top_p is left out: it belongs to those that reach it",
      ("before >=", "before + probability >")),
@@ -316,6 +328,8 @@ SAMPLE_MISTAKES = [
      ("(kept + noise)", "(ordered + noise.gather(-1, ids))")),
     ("sorted noise", "the logits are sorted and the noise is not: each token has its own noise",
      ("(kept + noise).argmax(-1)", "ids.gather(-1, (ordered + noise).argmax(-1, keepdim=True))[:, 0]")),
+    ("not sorted back", "you add the noise to logits that are still sorted, and return a place in that order",
+     ("(kept + noise)", "(ordered + noise)")),
     ("one noise", "all requests get the first one's noise", ("kept + noise", "kept + noise[0]")),
     ("probabilities", "Gumbel noise belongs to the logits: you add it to the probabilities",
      ("(kept + noise)", "(kept.softmax(-1) + noise)")),
@@ -333,7 +347,8 @@ def wrong_token(run) -> str:
     _, temperature, top_p, _ = rows.batch_of(run.case)
     for row, (got, want) in enumerate(zip(run.got.tolist(), run.want.tolist())):
         if got != want:
-            return f"request {row}, at temperature {temperature[row]:.2g} and top_p {top_p[row]:.2g}, gets token {got}"
+            told = f"request {row}, at temperature {temperature[row]:.2g} and top_p {top_p[row]:.2g}, gets token {got}"
+            return f"{told}; `given.batch_of({run.case})` gives the inputs"
     return ""
 
 
@@ -377,17 +392,19 @@ def check_3_4(c, answer):
 
 def iteration(model, batch):
     """One iteration: each request of the batch gets its next token."""
-    starts = [0, *accumulate(len(r.tokens) - r.computed for r in batch)]
-    tokens = [token for r in batch for token in r.tokens[r.computed :]]
-    positions = [p for r in batch for p in range(r.computed, len(r.tokens))]
+    tokens, positions, starts = [], [], [0]
+    for r in batch:
+        length = len(r.tokens)
+        tokens += r.tokens[r.computed :]
+        positions += range(r.computed, length)
+        starts.append(len(tokens))
 
     def attend_all(layer, q, k, v):
         parts = []
         for r, (start, end) in zip(batch, pairwise(starts)):
-            length = len(r.tokens)
-            r.keys[layer, r.computed : length] = k[start:end]
-            r.values[layer, r.computed : length] = v[start:end]
-            keys, values = r.keys[layer, :length], r.values[layer, :length]
+            r.keys[layer, r.computed : len(r.tokens)] = k[start:end]
+            r.values[layer, r.computed : len(r.tokens)] = v[start:end]
+            keys, values = (kept[layer, : len(r.tokens)] for kept in (r.keys, r.values))
             parts.append(attend(q[start:end], keys, values))
         return torch.cat(parts)
 
@@ -399,11 +416,11 @@ def iteration(model, batch):
 
 
 def keys_cut(by):
-    return ("keys, values =", f"length = {by}\n            keys, values =")
+    return ("kept[layer, : len(r.tokens)]", f"kept[layer, : {by}]")
 
 
 BUG_MISTAKES = [
-    ("unrepaired", "a request that is shorter than the longest reads K/V slots that hold none of its tokens",
+    ("unrepaired", "some requests read too many keys, and others too few",
      rows.broken_iteration),
     ("end", "you cut the keys at `end`, which counts rows of the stream, not keys of the request", keys_cut("end")),
     ("new rows", "a request reads only as many keys as it has new rows: the older ones are needed as well",
@@ -411,6 +428,9 @@ BUG_MISTAKES = [
     ("computed", "the keys that this iteration writes are left out: a row reads its own key as well",
      keys_cut("max(1, r.computed)")),
     ("shortest", "all requests read as many keys as the shortest has", keys_cut("min(len(o.tokens) for o in batch)")),
+    ("longest", "all requests read as many keys as the longest has", keys_cut("max(len(o.tokens) for o in batch)")),
+    ("and one", "`computed` + 1 is the length in a decode only: a prompt brings more new keys",
+     keys_cut("r.computed + 1")),
     ("buffer", "each request reads all its K/V slots, also those that hold none of its tokens",
      keys_cut("r.keys.shape[1]")),
     ("one by one", "you run the model once for each request: the tokens are right, but it is no batch",
@@ -418,10 +438,10 @@ BUG_MISTAKES = [
     ("not moved", "`computed` does not move: the line that sets it is missing",
      ("        r.computed = len(r.tokens)\n", "")),
     ("anew", "the whole request is computed anew in each iteration: its older keys are there already",
-     ("len(r.tokens) - r.computed for", "len(r.tokens) for"), ("r.tokens[r.computed :]", "r.tokens"),
-     ("range(r.computed, len", "range(0, len"), ("[layer, r.computed : length]", "[layer, :length]")),
+     ("r.tokens[r.computed :]", "r.tokens"), ("range(r.computed, length)", "range(length)"),
+     ("[layer, r.computed : len", "[layer, : len")),
     ("from 0", "your positions begin at 0 in each iteration: they were right as they stood",
-     ("range(r.computed, len(r.tokens))]", "range(len(r.tokens) - r.computed)]")),
+     ("range(r.computed, length)", "range(length - r.computed)")),
     ("one short", "the keys are one too short: a row reads its own key as well", keys_cut("max(1, len(r.tokens) - 1)")),
     ("along the stream", "your positions count along the stream: they were right as they stood",
      ("torch.tensor(positions)", "torch.arange(len(tokens))")),
