@@ -124,7 +124,7 @@ RIGHT = {
             return scores.masked_fill(probability < least, -torch.inf).argmax(-1)
     """,
     "3.5 the position says the length": changed(
-        ("kept[layer, : len(r.tokens)]", "kept[layer, : positions[end - 1] + 1]"),
+        ("slice(0, len(r.tokens))", "slice(0, positions[end - 1] + 1)"),
     ),
     "3.5 an output that is filled": changed(
         ("parts = []", "out = torch.empty_like(q)"),

@@ -185,7 +185,8 @@ def broken_iteration(model, batch):
         for r, (start, end) in zip(batch, pairwise(starts)):
             r.keys[layer, r.computed : len(r.tokens)] = k[start:end]
             r.values[layer, r.computed : len(r.tokens)] = v[start:end]
-            keys, values = (kept[layer, :length] for kept in (r.keys, r.values))
+            own = slice(0, length)
+            keys, values = r.keys[layer, own], r.values[layer, own]
             parts.append(attend(q[start:end], keys, values))
         return torch.cat(parts)
 

@@ -404,7 +404,8 @@ def iteration(model, batch):
         for r, (start, end) in zip(batch, pairwise(starts)):
             r.keys[layer, r.computed : len(r.tokens)] = k[start:end]
             r.values[layer, r.computed : len(r.tokens)] = v[start:end]
-            keys, values = (kept[layer, : len(r.tokens)] for kept in (r.keys, r.values))
+            own = slice(0, len(r.tokens))
+            keys, values = r.keys[layer, own], r.values[layer, own]
             parts.append(attend(q[start:end], keys, values))
         return torch.cat(parts)
 
@@ -416,7 +417,7 @@ def iteration(model, batch):
 
 
 def keys_cut(by):
-    return ("kept[layer, : len(r.tokens)]", f"kept[layer, : {by}]")
+    return ("slice(0, len(r.tokens))", f"slice(0, {by})")
 
 
 BUG_MISTAKES = [
