@@ -146,7 +146,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "where (tokens, positions, starts, last) is needed",
     ),
     "3.2 no return": (SOLUTIONS["attend_each"].replace("return ", ""), 0, "did you forget to return?"),
-    "3.2 a number": ("def attend_each(*args):\n    return 42", 0, "you have 42, which is not q's shape"),
+    "3.2 a number": ("def attend_each(*args):\n    return 42", 0, "you have 42, where a tensor is needed"),
     "3.2 heads in a row": (
         SOLUTIONS["attend_each"].replace("torch.cat(parts)", "torch.cat(parts).flatten(1)"),
         0,

@@ -171,7 +171,8 @@ def check_3_2(c, answer):
     odd = next((run.got for run in runs if getattr(run.got, "shape", None) != run.want.shape), None)
     shape = f"a tensor of shape {list(odd.shape)}" if isinstance(odd, torch.Tensor) else quote(odd)
     shape += " (it is empty)" if isinstance(odd, list | tuple) and not odd else ""
-    if not c.true("one tensor, of the shape of q", odd is None, f"you have {shape}, which is not q's shape", points=0):
+    needed = "which is not q's shape" if isinstance(odd, torch.Tensor) else "where a tensor is needed"
+    if not c.true("one tensor, of the shape of q", odd is None, f"you have {shape}, {needed}", points=0):
         return c.wait("the rest")
     right = []
     for name in rows.SIZES:
