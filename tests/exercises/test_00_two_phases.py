@@ -90,12 +90,12 @@ RIGHT = {
             return rest(tuple(prompt), tuple(range(len(prompt))), max_tokens)
     """,
     "0.4 counted up": """
-        def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):
+        def ridge(weights, bytes_per_weight, kv_per_row, bandwidth, flops):
             def waits(rows):
-                reading = (weights * bytes_per_weight + rows * kv_bytes) / bandwidth
+                reading = (weights * bytes_per_weight + rows * kv_per_row) / bandwidth
                 return reading > 2 * weights * rows / flops
 
-            if 2 * weights / flops <= kv_bytes / bandwidth:
+            if 2 * weights / flops <= kv_per_row / bandwidth:
                 return float("inf")
             rows = 1
             while waits(rows):
@@ -103,9 +103,9 @@ RIGHT = {
             return rows
     """,
     "0.4 in bytes and operations": """
-        def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):
+        def ridge(weights, bytes_per_weight, kv_per_row, bandwidth, flops):
             bytes_while_a_row_is_computed = 2 * weights * bandwidth / flops
-            spare = bytes_while_a_row_is_computed - kv_bytes
+            spare = bytes_while_a_row_is_computed - kv_per_row
             if spare <= 0:
                 return math.inf
             rows, rest = divmod(weights * bytes_per_weight, spare)
@@ -186,7 +186,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "and no stop ends the loop",
     ),
     "0.4 always never": (
-        "def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):\n    return math.inf",
+        "def ridge(weights, bytes_per_weight, kv_per_row, bandwidth, flops):\n    return math.inf",
         0,
         "where no number of rows is enough: you give math.inf for every case",
     ),
@@ -196,7 +196,7 @@ ODD = {  # what a learner wrote: points, and what the grader says
         "where it never catches up: ZeroDivisionError: float division by zero at line 5 of your cell",
     ),
     "0.4 a sentence": (
-        "def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):\n    return 'never'",
+        "def ridge(weights, bytes_per_weight, kv_per_row, bandwidth, flops):\n    return 'never'",
         0,
         "you have 'never', a str",
     ),

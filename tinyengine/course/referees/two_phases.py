@@ -20,10 +20,11 @@ from tinyengine.course.phases import (
     one_thread,
     tensors,
     tiny,
+    watch,
 )
 
 __all__ = ["GPUS", "MODELS", "Step", "answers", "broken_serve", "check_0_1", "check_0_2", "check_0_3", "check_0_4",
-           "check_0_5", "draw_attend", "draw_loop", "draw_ridge", "draw_rows", "encoded", "tiny"]  # fmt: skip
+           "check_0_5", "draw_attend", "draw_loop", "draw_ridge", "draw_rows", "encoded", "tiny", "watch"]  # fmt: skip
 
 
 def first_wrong(runs, place) -> str:
@@ -178,8 +179,9 @@ def off(run):
         return f"{place}: you give {got}, where a tensor of {tuple(run.want.shape)} is needed"
     for query in range(n):
         for head in range(heads):
-            if far(plain(run.got[query, head]), plain(run.want[query, head]), 1e-5, 1e-5):
-                return f"{place}: the first wrong output is that of token {length - n + query}, query head {head}"
+            if reason := far(plain(run.got[query, head]), plain(run.want[query, head]), 1e-5, 1e-5):
+                where = f"token {length - n + query}, query head {head}"
+                return f"{place}: the first wrong output is that of {where}, {reason}"
     return ""
 
 
@@ -187,7 +189,8 @@ def real_tokens(loop, attention, question="Count from 7 to 12."):
     """The tokens that a loop and an attention give with the real model."""
     model = tiny()
     with one_thread():
-        return ends(loop, Step(model, attention), encoded(question), 24, model.eos_token_ids, ())
+        step = Step(model, attention)  # attention in plain loops takes many lines, and ends
+        return ends(loop, step, encoded(question), 24, model.eos_token_ids, (), lines=2_000_000)
 
 
 @exercise("0.2", points=6, solution=attend, mistakes=ATTEND_MISTAKES, part=True)
@@ -318,23 +321,23 @@ def check_0_3(c, answer):
 # 0.4
 
 
-def ridge(weights, bytes_per_weight, kv_bytes, bandwidth, flops):
+def ridge(weights, bytes_per_weight, kv_per_row, bandwidth, flops):
     """The fewest rows whose computing takes as long as their reading, or math.inf."""
     reading = weights * bytes_per_weight / bandwidth  # seconds, once for all rows
-    gain = 2 * weights / flops - kv_bytes / bandwidth  # seconds per row
+    gain = 2 * weights / flops - kv_per_row / bandwidth  # seconds per row
     return math.ceil(reading / gain) if gain > 0 else math.inf
 
 
-GAIN = "2 * weights / flops - kv_bytes / bandwidth"
+GAIN = "2 * weights / flops - kv_per_row / bandwidth"
 NEVER = " if gain > 0 else math.inf"
 RIDGE_MISTAKES = [
     ("one operation", "you count one operation per weight and row: a multiplication and an addition are two",
      ("2 * weights", "weights")),
     ("weights, not bytes", "you read each weight as one byte: it has bytes_per_weight", (" * bytes_per_weight", "")),
-    ("no K/V", "you leave out the K/V: each row reads kv_bytes of its own", (GAIN, "2 * weights / flops")),
+    ("no K/V", "you leave out the K/V: each row reads kv_per_row of its own", (GAIN, "2 * weights / flops")),
     ("K/V once", "you read the K/V once for all rows, but each row has its own",
-     ("bytes_per_weight / bandwidth", "bytes_per_weight / bandwidth + kv_bytes / bandwidth"),
-     (" - kv_bytes / bandwidth", "")),
+     ("bytes_per_weight / bandwidth", "bytes_per_weight / bandwidth + kv_per_row / bandwidth"),
+     (" - kv_per_row / bandwidth", "")),
     ("rounded down", "you round down: with that many rows, reading still takes longer", ("math.ceil", "math.floor")),
     ("not rounded", "a number of rows is a whole number: round up", ("math.ceil(reading / gain)", "reading / gain")),
     ("equal", "you divide by 0 where each row reads exactly as long as it computes: more rows never help there",
@@ -380,7 +383,7 @@ def check_0_4(c, answer):
         return "never" if got == math.inf else got  # of infinities no difference can be taken
 
     def sizes(case):
-        names = "weights", "bytes_per_weight", "kv_bytes", "bandwidth", "flops"
+        names = "weights", "bytes_per_weight", "kv_per_row", "bandwidth", "flops"
         return ", ".join(f"{name} {number(value)}" for name, value in zip(names, case))
 
     runs = c.cases("where computing catches up", answer, RIDGES, view=sight, drawn=draw_ridges)
@@ -430,12 +433,14 @@ def serve(model, prompts, max_tokens):
 AFTER = "outputs[-1:], first + len(new)"
 LATE = (AFTER, "outputs[-1:], len(prompt) + len(outputs)")
 REPAIR_MISTAKES = [
-    ("unchanged", "the fault is still in it: compare the positions that each step computes with the table", LATE),
+    ("unchanged", "the fault is still in it: compare the positions of each step with the table in hint 1", LATE),
     ("cleared", "you clear the K/V for each request, which hides the fault and does not repair it", LATE,
      ("outputs, new, first = [], prompt, 0",
       "outputs, new, first = [], prompt, 0\n        keys.zero_(), values.zero_()")),
     ("one back", "a new token overwrites the K/V of the token before it",
      (AFTER, "outputs[-1:], first + len(new) - 1")),
+    ("one further", "the step behind the prompt writes into the prompt: it moves on by one position, whatever was read",
+     (AFTER, "outputs[-1:], first + 1")),
     ("from 0", "the positions of new tokens begin at 0 again",
      ("torch.arange(first, end)", "torch.arange(end - first)")),
     ("no cache", "the tokens are right, but each step computes all of them again", (AFTER, "[*prompt, *outputs], 0")),
